@@ -1,0 +1,46 @@
+"""dpfl: differentially private federated learning with a certificate of the privacy really spent.
+
+    import dpfl
+
+    hospitals = dpfl.federate("digits", clients=20, seed=1)
+    system = dpfl.UDP(epsilon=8, delta=1e-3)
+    run = dpfl.train(system, hospitals, "softmax", seed=1)
+    print(run.accuracy)
+    print(run.certificate)
+
+Names are loaded when they are first used, so that `import dpfl` alone costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpfl.errors import BadInput as BadInput
+    from dpfl.errors import BudgetRefused as BudgetRefused
+    from dpfl.federation import Federation as Federation
+    from dpfl.federation import federate as federate
+    from dpfl.federation import from_arrays as from_arrays
+    from dpfl.federation import from_torch as from_torch
+    from dpfl.orders import Order as Order
+    from dpfl.systems import UDP as UDP
+    from dpfl.systems import FedAvg as FedAvg
+    from dpfl.systems import FedProx as FedProx
+    from dpfl.systems import FedSGD as FedSGD
+    from dpfl.training import Run as Run
+    from dpfl.training import train as train
+
+_HOMES = {
+    "BadInput": "errors", "BudgetRefused": "errors",
+    "Federation": "federation", "federate": "federation", "from_arrays": "federation", "from_torch": "federation",
+    "Order": "orders",
+    "UDP": "systems", "FedAvg": "systems", "FedProx": "systems", "FedSGD": "systems",
+    "Run": "training", "train": "training",
+}  # fmt: skip
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"dpfl has no {name!r}")
+    return getattr(import_module(f"dpfl.{_HOMES[name]}"), name)

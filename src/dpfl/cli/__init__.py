@@ -1,0 +1,45 @@
+"""The command line: parse, make one call, print. It decides nothing."""
+
+import sys
+
+import typer
+
+from dpfl.errors import BadInput, BudgetRefused
+
+app = typer.Typer(
+    name="dpfl",
+    help="Differentially private federated learning, with a certificate of the privacy really spent.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 done, 2 bad input, 3 the budget refused, 130 interrupted."""
+    from dpfl.cli import certificate, report, run  # noqa: F401  (each adds its command to `app`)
+
+    sys.exit(_exit_code())
+
+
+def _exit_code() -> int:
+    try:
+        return int(app(standalone_mode=False) or 0)
+    except BudgetRefused as problem:
+        return _say(str(problem), 3)
+    except BadInput as problem:
+        return _say(str(problem), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("interrupted; the rounds that were finished are in the run folder", 130)
+    except Exception as problem:
+        # A wrong option. Its class lives in click for older typers and inside typer for newer ones.
+        if not hasattr(problem, "format_message"):
+            raise
+        # Called with nothing at all, typer has printed the help already and leaves no message.
+        return _say(problem.format_message(), 2) if "NoArgs" not in type(problem).__name__ else 2
+
+
+def _say(sentence: str, code: int) -> int:
+    print(f"dpfl: {sentence}", file=sys.stderr)
+    return code

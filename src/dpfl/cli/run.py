@@ -1,0 +1,147 @@
+"""`dpfl run`: train, and print how good the model is and what it cost in privacy."""
+
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpfl.cli import app
+from dpfl.errors import BadInput
+
+if TYPE_CHECKING:
+    from dpfl.training import Run
+
+_EPILOG = """
+**Examples**
+
+`dpfl run udp --data digits --clients 20 --epsilon 8 --delta 1e-3`
+
+`dpfl run fedavg --data digits --partition dirichlet:0.5 --local-steps 5 --seed 7 --out runs/first`
+
+`dpfl run runs/first/config.toml --out runs/again`
+
+`dpfl run udp --set model=mlp --set sizes=800 --data mnist --clients 50 --json`
+
+Exit code 0 = done, 2 = bad input (nothing is written), 3 = the privacy budget refused.
+"""
+
+
+@app.command(epilog=_EPILOG, no_args_is_help=True)
+def run(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="CONFIG.toml|SYSTEM", help="A config file, or a system: fedavg fedsgd fedprox udp."),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="D",
+            help="digits (embedded), mnist, fashion-mnist, femnist, cifar10, adult or lending-club.",
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(metavar="P", help="iid, dirichlet:ALPHA, classes:C, sorted or writer.")
+    ] = None,
+    clients: Annotated[str | None, typer.Option(metavar="N", help="How many clients hold the data.")] = None,
+    cohort: Annotated[str | None, typer.Option(metavar="K", help="Random clients a round; all when left out.")] = None,
+    rounds: Annotated[str | None, typer.Option(metavar="R", help="Rounds of training.")] = None,
+    local_steps: Annotated[str | None, typer.Option(metavar="E", help="Local steps of a client in a round.")] = None,
+    epsilon: Annotated[
+        str | None, typer.Option(metavar="X", help="Each client's budget ε for the whole training.")
+    ] = None,
+    delta: Annotated[str | None, typer.Option(metavar="Y", help="Each client's budget δ.")] = None,
+    clip: Annotated[str | None, typer.Option(metavar="C", help="Clipping threshold.")] = None,
+    lr: Annotated[str | None, typer.Option(metavar="L", help="Learning rate.")] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option(metavar="tight|paper", help="tight: the promise is true. paper: the published formula."),
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option(metavar="reference", help="Who trains: a plain loop over the clients.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="Where to train.")] = None,
+    seed: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="Repeats the run bit for bit, noise included: for simulations."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; a new one below runs/ when left out.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other key of the config, such as model=mlp."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run that is in --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Train a model over many clients and certify the privacy that was really spent."""
+    from dpfl import config, training
+
+    table: dict[str, Any] = config.read(Path(what)) if what.endswith(".toml") else {"system": what}
+    given = {
+        "data": data, "partition": partition, "clients": clients, "cohort": cohort, "rounds": rounds,
+        "local_steps": local_steps, "epsilon": epsilon, "delta": delta, "clip": clip, "lr": lr,
+        "calibration": calibration, "backend": backend, "device": device, "seed": seed,
+    }  # fmt: skip
+    table |= {key: config.literal(value) for key, value in given.items() if value is not None}
+    table |= dict(map(_pair, set_ or []))
+    parsed = config.parse(table)
+    folder = out or _fresh_folder(f"{parsed.system.name}-{parsed.settings.data}")
+    with _Progress(parsed.system.rounds) as progress:
+        finished = training.run(parsed, out=folder, force=force, on_round=progress.show)
+    print(json.dumps(finished.to_dict(), ensure_ascii=False) if as_json else _summary(finished))
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    from dpfl.config import literal
+
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise BadInput(f"--set must be KEY=VALUE, was {text!r}; write for example --set model=mlp")
+    return key.strip(), literal(value.strip())
+
+
+def _fresh_folder(stem: str) -> Path:
+    name = f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    candidates = (Path("runs", name if again == 1 else f"{name}-{again}") for again in range(1, 1000))
+    return next(folder for folder in candidates if not folder.exists())
+
+
+class _Progress:
+    """A live bar on stderr, so that stdout stays for the result."""
+
+    def __init__(self, rounds: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+        )  # fmt: skip
+        self.bar = Progress(*columns, console=Console(file=sys.stderr))
+        self.task = self.bar.add_task("", total=rounds, note="starting")
+
+    def __enter__(self) -> "_Progress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def show(self, metrics: dict[str, Any]) -> None:
+        """Move the bar by one round."""
+        note = "diverged" if metrics["validation_loss"] is None else f"loss {metrics['validation_loss']:.3f}"
+        if metrics["validation_accuracy"] is not None:
+            note += f"  accuracy {100 * metrics['validation_accuracy']:.1f} %"
+        self.bar.update(self.task, completed=metrics["round"], note=note)
+
+
+def _summary(finished: "Run") -> str:
+    loss = "not finite (the training diverged; lower lr)" if finished.loss is None else f"{finished.loss:.4f}"
+    accuracy = "" if finished.accuracy is None else f"accuracy {100 * finished.accuracy:.1f} %, "
+    after = f"after {finished.rounds} rounds ({finished.seconds:.1f} s)"
+    return (
+        f"{finished.system}: {accuracy}loss {loss} on the test split {after}\n\n"
+        f"{finished.certificate}\n\nrun folder  {finished.out}"
+    )

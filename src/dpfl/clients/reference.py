@@ -1,0 +1,114 @@
+"""The reference client: the papers' local training as a plain loop. Every faster client must agree with it."""
+
+from collections.abc import Mapping
+
+import torch
+from numpy.random import Generator
+from torch import Tensor
+
+from dpfl.clients.clipping import clip, clip_rows
+from dpfl.federation import Records
+from dpfl.models import Model
+from dpfl.orders import ClientClip, Full, ModelClip, Poisson, RecordClip
+from dpfl.privacy.ledger import Charged
+from dpfl.privacy.mechanisms import add_noise
+from dpfl.streams import Streams, layer_randomness
+
+# Per-record gradients are formed for as many records at a time as fit into this many numbers (128 MiB of float32).
+_GRADIENT_ENTRIES = 2**25
+
+
+class ReferenceClients:
+    """The clients of a federation, visited one after the other; the order of visits changes nothing."""
+
+    def __init__(self, model: Model, records: tuple[Records, ...], streams: Streams) -> None:
+        self.model, self.records, self.streams = model, records, streams
+        self.vectorised = model.vectorises(records[0])
+
+    def perform(self, charged: Mapping[int, Charged], broadcast: Tensor, round: int) -> dict[int, Tensor]:
+        """Return what each client of the cohort uploads: its update [d], noised as it was ordered."""
+        self.model.module.train()
+        uploads = {}
+        for client, paid in charged.items():
+            layers = self.streams.generator("layers", client=client, round=round)
+            with layer_randomness(layers, broadcast.device):
+                uploads[client] = perform(
+                    paid,
+                    self.model,
+                    broadcast,
+                    self.records[client],
+                    batches=self.streams.generator("batches", client=client, round=round),
+                    noise=self.streams.generator("noise", client=client, round=round),
+                    vectorised=self.vectorised,
+                )
+        return uploads
+
+
+def perform(
+    charged: Charged,
+    model: Model,
+    broadcast: Tensor,
+    records: Records,
+    *,
+    batches: Generator,
+    noise: Generator,
+    vectorised: bool = True,
+) -> Tensor:
+    """Carry out one paid order and return the update (local − broadcast) [d].
+
+    batches, noise: the generators that choose records and draw noise.
+    """
+    order = charged.order
+    weights = broadcast
+    for rate in order.learning_rates:
+        batch = _draw(order.batch, records, batches)
+        gradient = _clipped_gradient(charged, model, weights, batch, noise, vectorised)
+        weights = weights - rate * (gradient + order.proximal * (weights - broadcast))
+    if isinstance(order.clip, ModelClip):
+        weights = clip(weights, order.clip.clip_norm, order.clip.norm)
+    update = weights - broadcast
+    if order.noise is not None and order.noise_on == "upload":
+        update = add_noise(update, order.noise, noise)
+    return update
+
+
+def _draw(batch: Full | Poisson, records: Records, rng: Generator) -> Records:
+    if isinstance(batch, Full):
+        return records
+    chosen = torch.from_numpy(rng.random(len(records)) < batch.sampling_rate)
+    return records.take(chosen.to(records.x.device))
+
+
+def _clipped_gradient(
+    charged: Charged, model: Model, weights: Tensor, batch: Records, rng: Generator, vectorised: bool
+) -> Tensor:
+    """Return the gradient that one step follows: clipped, noised where the order says so, and averaged.
+
+    Sums are divided by the expected number of records, which is public; an empty batch is a sum of zero and is noised
+    like any other, because a step without noise would tell that it was empty.
+    """
+    order = charged.order
+    rate = order.batch.sampling_rate if isinstance(order.batch, Poisson) else 1.0
+    expected = rate * charged.records
+    step_noise = order.noise if order.noise_on == "step" else None
+
+    if isinstance(order.clip, RecordClip):
+        total = _sum_of_clipped(order.clip, model, weights, batch, vectorised)
+        return (total if step_noise is None else add_noise(total, step_noise, rng)) / expected
+
+    gradient = torch.zeros_like(weights)
+    if len(batch):
+        gradient = model.gradient(weights, batch.x, batch.y) * (len(batch) / expected)
+    if isinstance(order.clip, ClientClip):
+        gradient = clip(gradient, order.clip.clip_norm, order.clip.norm)
+    return gradient if step_noise is None else add_noise(gradient, step_noise, rng)
+
+
+def _sum_of_clipped(bound: RecordClip, model: Model, weights: Tensor, batch: Records, vectorised: bool) -> Tensor:
+    total = torch.zeros_like(weights)
+    rows = max(1, _GRADIENT_ENTRIES // model.dim)
+    for start in range(0, len(batch), rows):
+        chunk = slice(start, start + rows)
+        gradients = model.record_gradients(weights, batch.x[chunk], batch.y[chunk], vectorised=vectorised)  # [B, d]
+        total = total + clip_rows(gradients, bound.clip_norm, bound.norm).sum(dim=0)
+    return total

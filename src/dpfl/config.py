@@ -1,0 +1,139 @@
+"""A run's config: one flat table of plain values, read from TOML and written back complete.
+
+A key is either a setting (which data, how it is shared out, seed, device) or an option of the system. A key that
+neither knows is refused. Writing is done here because the standard library only reads TOML, and a flat table is easy.
+"""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from dpfl.errors import BadInput, choose, require_count, suggestion
+from dpfl.systems import SYSTEMS, System
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything about a run but its system."""
+
+    data: str = "digits"
+    clients: int = 20
+    partition: str = "iid"  # iid, dirichlet:ALPHA, classes:C, sorted, writer
+    sizes: int | tuple[int, ...] | None = None  # records a client: one number, or one for each equal group of clients
+    share: float = 1.0  # the part of its records that each client uses
+    min_records: int = 10  # smallest client that a Dirichlet partition may draw
+    validation_share: float = 0.1  # the public part of the data, for decisions during training
+    test_share: float = 0.2  # where the data has no test split of its own
+    model: str | None = None  # None: the one that fits the data
+    evaluate_every: int = 1  # rounds between looks at the test split
+    backend: Literal["reference"] = "reference"
+    device: Literal["cpu", "cuda"] = "cpu"
+    seed: int | None = None  # None: noise from the operating system, which nobody can repeat
+    data_seed: int | None = None  # for sharing out the data; None: the seed
+
+    def __post_init__(self) -> None:
+        require_count("evaluate_every", self.evaluate_every, "use 1 to look after every round")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A complete description of a run."""
+
+    system: System
+    settings: Settings
+
+    def to_toml(self) -> str:
+        """Write every key; reading the text gives this config back."""
+        table = {"system": self.system.name} | asdict(self.system) | asdict(self.settings)
+        return "".join(f"{key} = {_toml(value)}\n" for key, value in table.items() if value is not None)
+
+    @property
+    def hash(self) -> str:
+        """Return a short fingerprint of the whole config."""
+        return hashlib.sha256(self.to_toml().encode()).hexdigest()[:12]
+
+
+def parse(table: Mapping[str, Any]) -> Config:
+    """Check a flat table of keys and make the config it describes."""
+    options = dict(table)
+    name = options.pop("system", None)
+    if not isinstance(name, str):
+        raise BadInput(f"system must be one of {', '.join(sorted(SYSTEMS))}, was {name!r}; name one")
+    kind = choose("system", name, SYSTEMS)
+    hints = {"settings": get_type_hints(Settings), name: get_type_hints(kind)}
+    takes = {part: {f.name for f in fields(cls)} for part, cls in (("settings", Settings), (name, kind))}
+    for key in options:
+        if key not in takes["settings"] | takes[name]:
+            known = sorted(takes["settings"] | takes[name])
+            raise BadInput(
+                f"{key} must be a setting or an option of {name}, but neither knows it{suggestion(key, known)}"
+                f"; {name} takes {', '.join(sorted(takes[name]))},"
+                f" every run takes {', '.join(sorted(takes['settings']))}"
+            )
+    chosen = {
+        part: {key: _fit(key, value, hints[part][key]) for key, value in options.items() if key in takes[part]}
+        for part in takes
+    }
+    return Config(kind(**chosen[name]), Settings(**chosen["settings"]))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a config file into a flat table, without judging its keys yet."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise BadInput(
+            f"config must be a readable file, was {str(path)!r} ({problem.strerror}); check the path"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise BadInput(f"config must be TOML, but {str(path)!r} is not: {problem}; mend it") from None
+
+
+def literal(text: str) -> Any:
+    """Read the value of `key=value` as TOML would, or as a plain word.
+
+    >>> literal("0.5"), literal("[1, 2]"), literal("dirichlet:0.1")
+    (0.5, [1, 2], 'dirichlet:0.1')
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _fit(key: str, value: Any, hint: Any) -> Any:
+    """Return `value` as the annotation wants it (an int may stand for a float, a list for a tuple), or refuse it."""
+    for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
+        if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        if kind in (int, str) and isinstance(value, kind) and not isinstance(value, bool):
+            return value
+        if get_origin(kind) is tuple and isinstance(value, (list, tuple)):
+            return tuple(_fit(key, entry, get_args(kind)[0]) for entry in value)
+        if get_origin(kind) is Literal and isinstance(value, str):
+            return choose(key, value, {option: option for option in get_args(kind)})
+    raise BadInput(f"{key} must be {_words(hint)}, was {value!r}; correct it")
+
+
+def _words(hint: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "a word"}
+    if isinstance(hint, UnionType):
+        return " or ".join(_words(kind) for kind in get_args(hint) if kind is not type(None))
+    if get_origin(hint) is tuple:
+        return f"a list of which each is {_words(get_args(hint)[0])}"
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(get_args(hint))}"
+    return names[hint]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(entry) for entry in value) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

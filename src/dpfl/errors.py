@@ -1,0 +1,51 @@
+"""The two ways dpfl says no: the input cannot be used, or the privacy budget cannot pay.
+
+Each message is one sentence that names the field, says what it must be and what it was, and ends in a way out.
+The command line turns them into exit codes 2 and 3; nothing has been written by then.
+"""
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class BadInput(ValueError):
+    """Something the user gave cannot be used as it is."""
+
+
+class BudgetRefused(RuntimeError):
+    """A ledger would be overdrawn; the release it was asked for has not happened."""
+
+
+def choose(field: str, name: str, known: Mapping[str, T]) -> T:
+    """Look `name` up in `known`, or say what it could have been.
+
+    >>> choose("system", "upd", {"udp": 1, "fedavg": 2})
+    Traceback (most recent call last):
+    ...
+    dpfl.errors.BadInput: system must be one of fedavg, udp, was 'upd'; did you mean 'udp'?
+    """
+    if name in known:
+        return known[name]
+    raise BadInput(f"{field} must be one of {', '.join(sorted(known))}, was {name!r}{suggestion(name, known)}")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Name the nearest known spelling: '; did you mean ...?', or nothing when none is near."""
+    near = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def require_positive(field: str, value: float, way_out: str) -> None:
+    """Refuse a number that is not finite and above zero (NaN included)."""
+    if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+        raise BadInput(f"{field} must be a finite number above 0, was {value!r}; {way_out}")
+
+
+def require_count(field: str, value: int, way_out: str, *, at_least: int = 1) -> None:
+    """Refuse anything but a whole number that is large enough."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise BadInput(f"{field} must be a whole number of at least {at_least}, was {value!r}; {way_out}")

@@ -1,0 +1,35 @@
+"""Data, how it is shared out among clients, and who takes part in a round."""
+
+from dpfl.federation.cohorts import (
+    CohortRule,
+    Everyone,
+    PoissonCohort,
+    RandomK,
+    RoundRobin,
+    Schedule,
+)
+from dpfl.federation.datasets import LOADERS, femnist, load
+from dpfl.federation.federate import federate
+from dpfl.federation.own import from_arrays, from_torch
+from dpfl.federation.partitions import Partition, parse_partition
+from dpfl.federation.records import Dataset, Federation, Records
+
+__all__ = [
+    "LOADERS",
+    "CohortRule",
+    "Dataset",
+    "Everyone",
+    "Federation",
+    "Partition",
+    "PoissonCohort",
+    "RandomK",
+    "Records",
+    "RoundRobin",
+    "Schedule",
+    "federate",
+    "femnist",
+    "from_arrays",
+    "from_torch",
+    "load",
+    "parse_partition",
+]

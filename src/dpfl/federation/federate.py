@@ -1,0 +1,135 @@
+"""From a data set to a federation: two public splits, and the rest shared out among the clients.
+
+The order is the point: the validation split is cut off first, the preprocessing is fitted on it alone, and
+only then are the remaining records dealt to clients, so nothing that is learned from private records leaves a
+client uncounted.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from torch import Tensor
+
+from dpfl.errors import BadInput, require_count
+from dpfl.federation.datasets import load
+from dpfl.federation.own import Array, from_arrays, from_torch, require_finite
+from dpfl.federation.partitions import keep_share, parse_partition, share_out
+from dpfl.federation.records import Dataset, Federation, Records
+from dpfl.streams import Streams
+
+
+def federate(
+    data: "str | Dataset | tuple[Array, Array] | torch.utils.data.Dataset[Any]",
+    *,
+    clients: int,
+    partition: str = "iid",
+    sizes: int | Sequence[int] | None = None,
+    share: float = 1.0,
+    min_records: int = 10,
+    validation_share: float = 0.1,
+    test_share: float = 0.2,
+    seed: int | None = None,
+) -> Federation:
+    """Share a data set out among `clients`, apart from a public validation split and a test split.
+
+    `data` is a name that `load` knows, a `Dataset`, a pair of arrays (features, targets) or a map-style torch
+    data set. `partition` is `iid`, `dirichlet:ALPHA`, `classes:C`, `sorted` or `writer`; `min_records` is for
+    dirichlet alone. `sizes` fixes how many records clients get (one number, or one for each of several equal
+    groups of clients), and `share` lets each client keep a random part of its records. `test_share` is used
+    only where the data comes without a test split. Where records belong to people (`Dataset.groups`), the
+    public splits are made of whole people, so that nobody is both public and a client.
+
+    >>> federation = federate("digits", clients=4, seed=1)
+    >>> federation.sizes, len(federation.validation), len(federation.test)
+    ((324, 324, 323, 323), 144, 359)
+    """
+    recipe = {
+        "data": data,
+        "clients": clients,
+        "partition": partition,
+        "sizes": tuple(sizes) if isinstance(sizes, Sequence) else sizes,
+        "share": share,
+        "min_records": min_records,
+        "validation_share": validation_share,
+        "test_share": test_share,
+        "seed": seed,
+    }
+    how = parse_partition(partition)
+    require_count("clients", clients, "give at least one")
+    _require_fraction("validation_share", validation_share)
+    _require_fraction("test_share", test_share)
+    streams = Streams(seed)
+    dataset = as_dataset(data)
+
+    pool, test = dataset.pool, dataset.test
+    private = torch.arange(len(pool))
+    if len(test) == 0:
+        held_out, private = _cut_off(private, dataset.groups, "test_share", test_share, streams.generator("test"))
+        test = pool.take(held_out)
+    public, private = _cut_off(
+        private, dataset.groups, "validation_share", validation_share, streams.generator("validation")
+    )
+
+    if dataset.fit is not None:
+        transform = dataset.fit(pool.x[public])
+        pool, test = Records(transform(pool.x), pool.y), Records(transform(test.x), test.y)
+    for part, records in (("pool", pool), ("test split", test)):
+        require_finite(records.x, f"data {dataset.name!r} features ({part})", "drop or fill those records")
+        require_finite(records.y, f"data {dataset.name!r} targets ({part})", "drop those records")
+
+    shared = share_out(
+        how,
+        pool.y[private],
+        clients,
+        streams.generator("partition"),
+        sizes=sizes,
+        min_records=min_records,
+        regression=dataset.classes is None,
+        groups=None if dataset.groups is None else dataset.groups[private],
+    )
+    kept = keep_share(shared, share, streams.generator("share"))
+    return Federation(
+        name=dataset.name,
+        clients=tuple(pool.take(private[rows]) for rows in kept),
+        validation=pool.take(public),
+        test=test,
+        classes=dataset.classes,
+        source=dataset.source,
+        recipe=recipe if isinstance(data, str) else None,
+    )
+
+
+def as_dataset(data: Any) -> Dataset:
+    """Make a `Dataset` of whatever `federate` accepts."""
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, str):
+        return load(data)
+    if isinstance(data, tuple) and len(data) == 2:
+        return from_arrays(*data)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return from_torch(data)
+    raise BadInput(
+        f"data must be a name, a Dataset, a pair of arrays or a map-style torch data set, was "
+        f"{type(data).__name__!r}; make one with from_arrays"
+    )
+
+
+def _cut_off(rows: Tensor, groups: Tensor | None, field: str, share: float, rng: Generator) -> tuple[Tensor, Tensor]:
+    """Split a random share off `rows`, whole groups where there are groups; both sides keep at least one."""
+    owners = rows.numpy() if groups is None else groups[rows].numpy()
+    names = np.unique(owners)
+    if len(names) < 2:
+        unit = "records" if groups is None else "groups"
+        raise BadInput(f"{field} must split at least 2 {unit}, there was {len(names)}; use more data")
+    count = min(max(1, round(share * len(names))), len(names) - 1)
+    taken = torch.from_numpy(np.isin(owners, rng.permutation(names)[:count]))
+    return rows[taken], rows[~taken]
+
+
+def _require_fraction(field: str, value: float) -> None:
+    if not (isinstance(value, (int, float)) and 0 < value < 1):
+        raise BadInput(f"{field} must be above 0 and below 1, was {value!r}; use for example 0.1")

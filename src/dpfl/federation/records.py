@@ -1,0 +1,67 @@
+"""What every other room calls data: records, a data set before it is shared out, and a federation after."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Records:
+    """Rows of features and targets that belong together."""
+
+    x: Tensor  # [n, ...] float
+    y: Tensor  # [n] int64 class labels, or float targets
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, rows: Tensor) -> "Records":
+        """Return the records at these positions (or under this mask)."""
+        return Records(self.x[rows], self.y[rows])
+
+    def to(self, device: torch.device) -> "Records":
+        """Return the same records on `device`."""
+        return Records(self.x.to(device), self.y.to(device))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set as it came: one pool to share out, and a test split for reporting only.
+
+    `fit` learns a preprocessing (scaling, PCA, ...) from features that are public and returns it. It is handed the
+    public validation split, never clients' data: statistics of private records would be an uncounted release.
+    """
+
+    name: str
+    pool: Records
+    test: Records
+    classes: int | None  # None for regression
+    source: str  # where it came from and how much of it there is, in one line
+    groups: Tensor | None = None  # [n] the person behind each record of the pool (a FEMNIST writer)
+    fit: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients with their private records, and two public splits that are apart from them and from each other."""
+
+    name: str
+    clients: tuple[Records, ...]
+    validation: Records  # public: decisions during training may look at it
+    test: Records  # for reporting only
+    classes: int | None
+    source: str
+    recipe: dict[str, Any] | None = None  # the arguments of `federate`; None where arrays were handed over
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return how many records each client holds: public, since neighbours replace a record."""
+        return tuple(len(records) for records in self.clients)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of one record's features."""
+        return tuple(self.test.x.shape[1:])

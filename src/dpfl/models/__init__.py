@@ -1,0 +1,6 @@
+"""Models: the papers' own by name, and any `nn.Module` with a loss."""
+
+from dpfl.models.architectures import ARCHITECTURES, build, default_model
+from dpfl.models.model import Loss, Model
+
+__all__ = ["ARCHITECTURES", "Loss", "Model", "build", "default_model"]

@@ -1,0 +1,134 @@
+"""A model as dpfl sees it: a flat vector of trainable weights and the loss of a record under them.
+
+Every room but this one speaks of `weights`, one vector [d]. Buffers (positional encodings and the like) stay with the
+module and are never uploaded; a module that learns statistics of other records' data into buffers is refused.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from dpfl.errors import BadInput
+from dpfl.federation import Records
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Model:
+    """An `nn.Module` with its loss, addressed by a flat vector of weights."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        *,
+        classify: Callable[[Tensor], Tensor] | None = None,
+        ridge: float = 0.0,
+    ) -> None:
+        """Wrap `module`.
+
+        loss: maps (outputs [B, ...], targets [B]) to one value a record, or to their mean.
+        classify: maps outputs to class labels; None for regression.
+        ridge: κ of a penalty κ/2·‖w‖² that is part of every record's loss, and so is clipped with it.
+        """
+        _refuse_shared_statistics(module)
+        self.module, self.loss, self.classify, self.ridge = module, loss, classify, ridge
+        self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
+        if not self._shapes:
+            raise BadInput("model must have trainable parameters, had none; set requires_grad on those to train")
+        self.dim = sum(shape.numel() for shape in self._shapes.values())
+
+    def weights(self) -> Tensor:
+        """Return a copy of the module's trainable parameters as one vector [d]."""
+        return torch.cat([p.detach().flatten() for p in self.module.parameters() if p.requires_grad])
+
+    def load(self, weights: Tensor) -> None:
+        """Write `weights` into the module."""
+        with torch.no_grad():
+            for name, value in self.split(weights).items():
+                self.module.get_parameter(name).copy_(value)
+
+    def split(self, weights: Tensor) -> dict[str, Tensor]:
+        """View the vector [d] as the module's named parameters."""
+        pieces = torch.split(weights, [shape.numel() for shape in self._shapes.values()])
+        return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
+
+    def outputs(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Run the module under the given named parameters on a batch [B, ...]."""
+        result: Tensor = functional_call(self.module, parameters, (x,))
+        return result
+
+    def mean_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Return the mean loss of a batch, the penalty included."""
+        return self.objective(parameters, self.outputs(parameters, x), y)
+
+    def objective(self, parameters: dict[str, Tensor], outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the mean loss for outputs that are already computed."""
+        value = self.loss(outputs, y).mean()
+        if self.ridge:
+            value = value + self.ridge / 2 * sum((p.square().sum() for p in parameters.values()), torch.zeros(()))
+        return value
+
+    def check(self, records: Records) -> None:
+        """Refuse a module or loss that cannot take these records, before anything is spent on them."""
+        x, y = records.x[:1], records.y[:1]
+        parameters = self.split(self.weights().to(x.device))
+        self.module.eval()
+        try:
+            one = self.mean_loss(parameters, x, y)
+            two = self.mean_loss(parameters, torch.cat([x, x]), torch.cat([y, y]))
+        except (RuntimeError, TypeError, ValueError, IndexError) as problem:
+            raise BadInput(
+                f"model must take records of shape {list(x.shape[1:])}, but {type(self.module).__name__} failed on one:"
+                f" {str(problem).splitlines()[0]}; choose a model that fits the data"
+            ) from None
+        if not torch.isfinite(one):
+            raise BadInput(f"loss must be finite on the first record, was {one.item()}; check its scale and the labels")
+        if not torch.allclose(one, two, rtol=1e-3):
+            raise BadInput(
+                f"loss must be a mean over records or one value each, but two copies of a record cost {two.item():.4g}"
+                f" and one copy {one.item():.4g}; use reduction='mean' or 'none'"
+            )
+
+    def vectorises(self, records: Records) -> bool:
+        """Tell whether per-record gradients can be computed for many records at once (torch.func.vmap)."""
+        parameters = self.split(self.weights().to(records.x.device))
+        try:
+            vmap(grad(self._record_loss), in_dims=(None, 0, 0), randomness="different")(
+                parameters, records.x[:2], records.y[:2]
+            )
+        except RuntimeError:  # in-place updates, recurrent kernels, control flow on values: taken one by one instead
+            return False
+        return True
+
+    def record_gradients(self, weights: Tensor, x: Tensor, y: Tensor, *, vectorised: bool) -> Tensor:
+        """Return the gradient of each record's loss, [B, d]."""
+        parameters = self.split(weights)
+        if vectorised:
+            gradients = vmap(grad(self._record_loss), in_dims=(None, 0, 0), randomness="different")(parameters, x, y)
+            return torch.cat([gradients[name].flatten(1) for name in self._shapes], dim=1)
+        return torch.stack([self.gradient(weights, x[i : i + 1], y[i : i + 1]) for i in range(len(x))])
+
+    def gradient(self, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Return the gradient of the batch's mean loss, [d]."""
+        leaves = {name: p.detach().requires_grad_() for name, p in self.split(weights).items()}
+        pieces = torch.autograd.grad(
+            self.mean_loss(leaves, x, y), list(leaves.values()), allow_unused=True, materialize_grads=True
+        )
+        return torch.cat([piece.flatten() for piece in pieces])
+
+    def _record_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return self.mean_loss(parameters, x[None], y[None])
+
+
+def _refuse_shared_statistics(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        batch_norm = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        if batch_norm or getattr(layer, "track_running_stats", False):
+            layer_name = repr(name) if name else "itself"
+            raise BadInput(
+                f"model must not mix records, but layer {layer_name} is a {type(layer).__name__}, whose statistics carry"
+                " every record of the batch past any clip; use nn.GroupNorm (or nn.LayerNorm) in its place"
+            )

@@ -1,0 +1,229 @@
+"""The order: everything a client is asked to do in one round, as plain data, and the sensitivity that follows from it.
+
+An order is printed, logged, hashed and sent as it is (`to_json` and `from_json` lose nothing). Nobody passes a
+sensitivity in: `sensitivity` derives it from the order and the client's number of records, and refuses with a
+sentence where no bound is proved.
+"""
+
+import json
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from dpfl.errors import BadInput, require_count, require_positive
+
+Unit = Literal["record", "client"]
+Neighbours = Literal["replace", "add-remove"]
+Norm = Literal[1, 2]
+
+
+@dataclass(frozen=True)
+class Full:
+    """Each iteration sees all records of the client."""
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each iteration sees every record independently with this probability; the expected size divides the sum."""
+
+    sampling_rate: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sampling_rate <= 1:
+            raise BadInput(f"sampling_rate must lie in (0, 1], was {self.sampling_rate!r}; use Full for all records")
+
+
+@dataclass(frozen=True)
+class _Clip:
+    clip_norm: float
+    norm: Norm = 2  # the norm in which clip_norm is meant: L1 (for Laplace noise) or L2 (for Gaussian noise)
+
+    def __post_init__(self) -> None:
+        require_positive("clip", self.clip_norm, "a gradient clipped to nothing teaches nothing")
+        if self.norm not in get_args(Norm):
+            raise BadInput(f"the norm of a clip must be 1 or 2, was {self.norm!r}; use 2 with Gaussian noise")
+
+
+class RecordClip(_Clip):
+    """Clip the gradient of each record."""
+
+
+class ClientClip(_Clip):
+    """Clip the gradient of the client's whole batch."""
+
+
+class ModelClip(_Clip):
+    """Clip the parameters that the client ends with."""
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Normal noise of this standard deviation on every coordinate."""
+
+    std: float
+
+    def __post_init__(self) -> None:
+        require_positive("noise_std", self.std, "order noise=None for a round without privacy")
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """Laplace noise of this scale (mean absolute value) on every coordinate."""
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        require_positive("noise scale", self.scale, "order noise=None for a round without privacy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What one client does in one round.
+
+    `noise_on="step"` adds the noise to what the clip bounds in every iteration: the sum of the clipped record
+    gradients, or the clipped client gradient. `noise_on="upload"` adds it once to the update (local − broadcast).
+    """
+
+    steps: int
+    learning_rate: float | tuple[float, ...]  # one rate, or one for each step
+    batch: Full | Poisson = Full()
+    clip: RecordClip | ClientClip | ModelClip | None = None
+    noise: Gaussian | Laplace | None = None
+    noise_on: Literal["step", "upload"] = "upload"
+    proximal: float = 0.0  # strength of the pull towards the broadcast model
+
+    def __post_init__(self) -> None:
+        require_count("steps", self.steps, "order at least one local step")
+        rates = self.learning_rate if isinstance(self.learning_rate, tuple) else (self.learning_rate,)
+        for rate in rates:
+            require_positive("lr", rate, "try 0.1")
+        if isinstance(self.learning_rate, tuple) and len(rates) != self.steps:
+            raise BadInput(
+                f"lr must hold one rate for each of the {self.steps} steps, was {len(rates)} rates; give one number"
+                " to use it for every step"
+            )
+        if not (math.isfinite(self.proximal) and self.proximal >= 0):
+            raise BadInput(f"proximal must be a finite number of at least 0, was {self.proximal!r}; use 0 for no pull")
+        if self.noise_on not in ("step", "upload"):
+            raise BadInput(f"noise_on must be 'step' or 'upload', was {self.noise_on!r}; choose one of the two")
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """Return the rate of each step."""
+        rate = self.learning_rate
+        return rate if isinstance(rate, tuple) else (rate,) * self.steps
+
+    @property
+    def releases(self) -> int:
+        """Return how many noised values this round lets out, each of the sensitivity derived below."""
+        return self.steps if self.noise_on == "step" else 1
+
+    def to_json(self) -> str:
+        """Write the order as one line of JSON.
+
+        >>> order = Order(steps=1, learning_rate=0.1, clip=RecordClip(1.0), noise=Gaussian(0.01))
+        >>> Order.from_json(order.to_json()) == order
+        True
+        """
+        return json.dumps({field.name: _plain(getattr(self, field.name)) for field in fields(self)})
+
+    @staticmethod
+    def from_json(text: str) -> "Order":
+        """Read what `to_json` wrote; anything else is refused."""
+        try:
+            return Order(**{name: _rich(value) for name, value in json.loads(text).items()})
+        except BadInput:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError) as problem:
+            raise BadInput(
+                f"order must be the JSON form of an order, was {text!r} ({problem}); use Order.to_json"
+            ) from None
+
+
+_PARTS = {part.__name__: part for part in (Full, Poisson, RecordClip, ClientClip, ModelClip, Gaussian, Laplace)}
+
+
+def _plain(value: Any) -> Any:
+    if type(value).__name__ not in _PARTS:
+        return list(value) if isinstance(value, tuple) else value
+    return {"kind": type(value).__name__} | {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def _rich(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _PARTS[value.pop("kind")](**value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def sensitivity(order: Order, *, records: int, unit: Unit, neighbours: Neighbours, norm: Norm) -> float:
+    """Derive how far one unit of data can move one noised value of this round, in the given norm.
+
+    The bound holds for every model, loss and data set: it uses only what the clip enforces. Neighbours differ in one
+    record of the client, or in all of its records (the unit); the number by which sums are divided is the public
+    `records` (times the sampling rate) in both. A removed client is one whose gradients are all zero.
+
+    Raises BadInput where nothing is proved: no clip, an L1 bound from an L2 clip, noise inside steps whose gradients
+    are not clipped.
+
+    >>> order = Order(steps=1, learning_rate=0.5, clip=RecordClip(1.0), noise=Gaussian(0.1))
+    >>> sensitivity(order, records=100, unit="record", neighbours="replace", norm=2)
+    0.01
+    """
+    clip = order.clip
+    if clip is None:
+        raise BadInput(
+            "clip must be set where privacy is promised, was None: an unclipped gradient has no bounded sensitivity;"
+            " order a RecordClip, ClientClip or ModelClip"
+        )
+    if clip.norm == 2 and norm == 1:
+        raise BadInput(
+            "clip must be in the L1 norm for an L1 sensitivity (Laplace noise), was L2: an L2 bound says nothing about"
+            " L1 that does not grow with the model's dimension; clip with norm=1 or add Gaussian noise"
+        )  # the other way round is free: the L2 norm never exceeds the L1 norm
+    if isinstance(clip, ModelClip):
+        if order.noise_on == "step":
+            raise BadInput(
+                "noise_on must be 'upload' with a ModelClip, was 'step': the gradients inside the steps are not"
+                " clipped, so no bound is proved for them; order a RecordClip or ClientClip"
+            )
+        # Both clipped models lie in a ball of radius C, wherever training took them; a removed client stays at the
+        # broadcast model, which may lie on the far side of that ball, so removal is no cheaper than replacement.
+        return 2 * clip.clip_norm
+
+    same_model, other_model = _gradient_distances(order, clip, records=records, unit=unit, neighbours=neighbours)
+    if order.noise_on == "step":
+        # Each noised step is a release of its own: given what came before, both runs stand at the same model.
+        return same_model * (_divisor(order, records) if isinstance(clip, RecordClip) else 1.0)
+
+    # Upload after E steps. The runs start at one model; from the second step on they stand at different ones. The
+    # proximal pull w − η·μ·(w − broadcast) touches no data and scales the distance by |1 − η·μ|.
+    distance, reach = 0.0, same_model
+    for rate in order.learning_rates:
+        distance = abs(1 - rate * order.proximal) * distance + rate * reach
+        reach = other_model
+    return distance
+
+
+def _divisor(order: Order, records: int) -> float:
+    """Return what a sum of record gradients is divided by: the expected batch size, which is public."""
+    return records * (order.batch.sampling_rate if isinstance(order.batch, Poisson) else 1.0)
+
+
+def _gradient_distances(
+    order: Order, clip: RecordClip | ClientClip, *, records: int, unit: Unit, neighbours: Neighbours
+) -> tuple[float, float]:
+    """Bound the distance between the two runs' clipped gradients: at the same model, and at different models."""
+    bound = clip.clip_norm
+    if unit == "client" and neighbours == "add-remove":
+        whole = bound if isinstance(clip, ClientClip) else bound * records / _divisor(order, records)
+        return whole, whole  # the removed client's gradients are zero wherever it stands
+    if isinstance(clip, ClientClip):
+        # One record without a bound of its own can turn the clipped gradient around, added, removed or replaced.
+        return 2 * bound, 2 * bound
+    per_record = bound / _divisor(order, records)
+    if unit == "client":
+        return 2 * per_record * records, 2 * per_record * records
+    if neighbours == "replace":
+        return 2 * per_record, 2 * per_record * records
+    # At different models every shared record may turn around, and the added record comes on top.
+    return per_record, per_record * (2 * records + 1)

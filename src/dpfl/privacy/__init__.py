@@ -1,0 +1,1 @@
+"""Privacy: mechanisms, exact accounting, the papers' claims, calibration, the ledger and the certificate."""

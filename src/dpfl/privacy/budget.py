@@ -1,0 +1,62 @@
+"""What was promised: a budget for each client, and to whom and about what it is a promise."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dpfl.errors import BadInput
+from dpfl.orders import Neighbours, Unit
+
+Calibration = Literal["tight", "paper"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The (ε, δ) that a client grants for the whole training.
+
+    >>> Budget(epsilon=0, delta=1e-5)
+    Traceback (most recent call last):
+    ...
+    dpfl.errors.BadInput: epsilon must be a finite number above 0, was 0; raise it, or run fedavg for no privacy at all
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise BadInput(
+                f"epsilon must be a finite number above 0, was {self.epsilon!r};"
+                " raise it, or run fedavg for no privacy at all"
+            )
+        if not 0 < self.delta < 1:
+            raise BadInput(
+                f"delta must lie strictly between 0 and 1, was {self.delta!r};"
+                " choose well below one in the number of records of a client, such as 1e-5"
+            )
+
+
+def budgets(epsilon: float | Sequence[float], delta: float | Sequence[float], clients: int) -> tuple[Budget, ...]:
+    """Give every client its budget: one number for all, or one for each client."""
+    columns = []
+    for field, value in (("epsilon", epsilon), ("delta", delta)):
+        column = [float(value)] * clients if isinstance(value, (int, float)) else [float(one) for one in value]
+        if len(column) != clients:
+            raise BadInput(
+                f"{field} must be one number or one for each of the {clients} clients, was {len(column)} numbers;"
+                f" give {clients} or a single one"
+            )
+        columns.append(column)
+    return tuple(Budget(*pair) for pair in zip(*columns, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What a system promises its clients before training, in the terms that make (ε, δ) a statement."""
+
+    budgets: tuple[Budget, ...]  # one a client
+    unit: Unit
+    neighbours: Neighbours
+    calibration: Calibration
+    uncounted: tuple[str, ...] = ()  # private values that leave a client without noise, by name

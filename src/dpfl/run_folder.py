@@ -1,0 +1,88 @@
+"""The run folder: everything one training leaves behind, and nothing else is ever overwritten.
+
+config.toml         complete: running it again with its seed repeats the run bit for bit
+metrics.jsonl       one line a round, on disk as soon as the round is over
+model.safetensors   the trained parameters by name
+certificate.json    the privacy that was really spent
+environment.json    versions, machine, data files, time
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dpfl.errors import BadInput
+
+CONFIG, METRICS, MODEL, CERTIFICATE, ENVIRONMENT = (
+    "config.toml", "metrics.jsonl", "model.safetensors", "certificate.json", "environment.json",
+)  # fmt: skip
+REPORT_FILES = ("report.html", "curve.png")
+
+
+def claim(path: Path, *, force: bool) -> None:
+    """Check that a run may be written to `path`, without writing anything yet."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise BadInput(f"out must be a folder, but {str(path)!r} is a file; choose another name")
+    if not any(path.iterdir()):
+        return
+    if not force:
+        raise BadInput(
+            f"out must be a new folder, but {str(path)!r} exists; choose another, or --force to replace the run in it"
+        )
+    if not (path / CONFIG).is_file():
+        raise BadInput(
+            f"out may be replaced only where it holds a run, but {str(path)!r} has no {CONFIG}; choose another folder"
+        )
+
+
+def create(path: Path, config: str) -> None:
+    """Make the folder (an old run in it gives way) and write the config."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for name in (CONFIG, METRICS, MODEL, CERTIFICATE, ENVIRONMENT, *REPORT_FILES):
+            (path / name).unlink(missing_ok=True)
+        (path / CONFIG).write_text(config, encoding="utf-8")
+    except OSError as problem:
+        raise BadInput(f"out must be a folder that can be written, was {str(path)!r} ({problem.strerror});"
+                       " choose another") from None  # fmt: skip
+
+
+def append_metrics(path: Path, metrics: dict[str, Any]) -> None:
+    """Add one round to the metrics; closing the file puts the line on disk before the next round begins."""
+    with (path / METRICS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(metrics, allow_nan=False) + "\n")
+
+
+def write_json(path: Path, name: str, content: dict[str, Any]) -> None:
+    """Write one JSON file of the folder, whole or not at all."""
+    scratch = path / f"{name}.part"
+    scratch.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    scratch.replace(path / name)
+
+
+def read_json(path: Path, name: str) -> dict[str, Any]:
+    """Read one JSON file of a finished run."""
+    content: dict[str, Any] = json.loads(_read(path, name))
+    return content
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read the rounds that a run has finished."""
+    return [json.loads(line) for line in _read(path, METRICS).splitlines()]
+
+
+def read_config(path: Path) -> str:
+    """Read the config as it was written."""
+    return _read(path, CONFIG)
+
+
+def _read(path: Path, name: str) -> str:
+    try:
+        return (path / name).read_text(encoding="utf-8")
+    except OSError as problem:
+        raise BadInput(
+            f"run must be the folder of a run, but {str(path / name)!r} cannot be read ({problem.strerror});"
+            " give the folder that `dpfl run` printed"
+        ) from None

@@ -1,0 +1,1 @@
+"""The server: it averages uploads and evaluates on public data; it never sees a record."""

@@ -1,0 +1,251 @@
+"""Training: walk the hall R times, keep the run folder, end with a certificate."""
+
+import math
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dpfl import run_folder
+from dpfl.clients.reference import ReferenceClients
+from dpfl.config import Config, Settings
+from dpfl.errors import BadInput
+from dpfl.federation import Federation, Schedule, federate
+from dpfl.models import Loss, Model, build, default_model
+from dpfl.orders import Gaussian
+from dpfl.privacy.certificate import Certificate, certify
+from dpfl.privacy.ledger import Ledger
+from dpfl.round import Outcome, play
+from dpfl.server.evaluation import Score, evaluate
+from dpfl.streams import Streams, layer_randomness
+from dpfl.systems import Problem, System
+
+Metrics = dict[str, Any]
+OnRound = Callable[[Metrics], None]
+
+_OWN = "# The data or the model was handed over in Python: repeat this run from there.\n"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training."""
+
+    system: str
+    rounds: int
+    accuracy: float | None  # on the test split, after the last round; None for regression
+    loss: float | None  # likewise; None where the model diverged
+    seconds: float
+    history: list[Metrics]
+    certificate: Certificate
+    out: Path | None
+    model: nn.Module  # holds the trained weights
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `dpfl run --json` prints."""
+        return {
+            "system": self.system,
+            "rounds": self.rounds,
+            "steps_per_round": [metrics["local_steps"] for metrics in self.history],
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+            "seconds": self.seconds,
+            "history": self.history,
+            "certificate": self.certificate.to_dict(),
+            "out": None if self.out is None else str(self.out),
+        }
+
+
+def run(config: Config, *, out: Path | None = None, force: bool = False, on_round: OnRound | None = None) -> Run:
+    """Carry out a config from data to certificate."""
+    settings = config.settings
+    if out is not None:
+        run_folder.claim(out, force=force)
+    federation = federate(
+        settings.data,
+        clients=settings.clients,
+        partition=settings.partition,
+        sizes=settings.sizes,
+        share=settings.share,
+        min_records=settings.min_records,
+        validation_share=settings.validation_share,
+        test_share=settings.test_share,
+        seed=settings.seed if settings.data_seed is None else settings.data_seed,
+    )
+    return train(
+        config.system,
+        federation,
+        settings.model,
+        seed=settings.seed,
+        device=settings.device,
+        evaluate_every=settings.evaluate_every,
+        out=out,
+        force=force,
+        on_round=on_round,
+    )
+
+
+def train(
+    system: System,
+    federation: Federation,
+    model: str | nn.Module | None = None,
+    *,
+    loss: Loss | None = None,
+    seed: int | None = None,
+    device: str = "cpu",
+    evaluate_every: int = 1,
+    out: str | Path | None = None,
+    force: bool = False,
+    on_round: OnRound | None = None,
+) -> Run:
+    """Train `model` over the federation's clients by the rules of `system`.
+
+    model: a name, an `nn.Module` (then `loss` maps its outputs and the targets to one value a record or to their mean),
+        or None for the one that fits the data. A module is trained in place.
+    seed: repeats the run bit for bit, its noise included, so it is for simulations; None draws noise from the system.
+    out: folder to keep the run in; an existing one is refused unless `force`.
+    on_round: called with the metrics of each round.
+
+    Raises BadInput before anything is written, and BudgetRefused where the clients' budgets end the training early.
+    """
+    streams = Streams(seed)
+    target = _device(device)
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        run_folder.claim(folder, force=force)
+    learner = _learner(model, loss, federation, streams)
+    learner.module.to(target)
+    learner.check(federation.validation.to(target))
+    for records in federation.clients:  # on the CPU this copies nothing
+        if len(records) == 0:
+            raise BadInput("clients must each hold a record, but one is empty; lower clients")
+    config = _config(system, federation, model, learner, seed, device, evaluate_every)
+    problem = Problem(federation.sizes, learner.dim, Schedule(system.cohorts(len(federation.clients)), streams))
+    ledger = Ledger(system.promise(len(federation.clients)), federation.sizes)
+    state = system.begin(problem, learner.weights())
+    with layer_randomness(streams.generator("probe"), target):
+        clients = ReferenceClients(learner, tuple(records.to(target) for records in federation.clients), streams)
+    validation, test = federation.validation.to(target), federation.test.to(target)
+
+    started = time.perf_counter()
+    environment = _environment(federation, device, "at once" if clients.vectorised else "one by one")
+    if folder is not None:
+        note = "" if federation.recipe is not None and not isinstance(model, nn.Module) else _OWN
+        run_folder.create(folder, note + config.to_toml())
+        run_folder.write_json(folder, run_folder.ENVIRONMENT, environment)
+
+    history: list[Metrics] = []
+    score = Score(math.nan, None)
+    try:
+        while state.round < state.rounds:
+            state, outcome = play(system, state, ledger=ledger, clients=clients, model=learner, validation=validation)
+            due = state.round % evaluate_every == 0 or state.round >= state.rounds
+            score = evaluate(learner, state.model, test) if due else Score(math.nan, None)
+            history.append(_metrics(state.round, outcome, score))
+            if folder is not None:
+                run_folder.append_metrics(folder, history[-1])
+            if on_round is not None:
+                on_round(history[-1])
+    finally:  # whatever ended it: what was spent is certified and what was learned is kept
+        seconds = time.perf_counter() - started
+        learner.load(state.model)
+        certificate = certify(
+            ledger, system=system.name, rounds=state.round, seeded=streams.seeded, config=config.hash,
+            versions=environment["versions"],
+        )  # fmt: skip
+        if folder is not None:
+            _save(folder, learner, state.model, certificate, environment | {"seconds": round(seconds, 3)})
+    last = history[-1]
+    return Run(
+        system.name,
+        state.round,
+        last["accuracy"],
+        last["loss"],
+        seconds,
+        history,
+        certificate,
+        folder,
+        learner.module,
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name not in ("cpu", "cuda"):
+        raise BadInput(f"device must be cpu or cuda, was {name!r}; choose one")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device must be one that torch can use here, was 'cuda' and no GPU is visible; use cpu")
+    return torch.device(name)
+
+
+def _learner(model: str | nn.Module | None, loss: Loss | None, federation: Federation, streams: Streams) -> Model:
+    if not isinstance(model, nn.Module):
+        if loss is not None:
+            raise BadInput("loss must come with a module of your own, was given for a named model; leave it out")
+        name = model or default_model(federation.name, federation.classes)
+        return build(name, shape=federation.shape, classes=federation.classes, rng=streams.generator("model"))
+    if loss is None:
+        raise BadInput("loss must be given with a module of your own, was None; pass torch's cross_entropy, say")
+    return Model(model, loss, classify=None if federation.classes is None else lambda outputs: outputs.argmax(-1))
+
+
+def _config(
+    system: System, federation: Federation, model: str | nn.Module | None, learner: Model, seed: int | None,
+    device: str, evaluate_every: int,
+) -> Config:  # fmt: skip
+    recipe = dict(federation.recipe or {"data": federation.name, "clients": len(federation.clients)})
+    data_seed = recipe.pop("seed", None)
+    if isinstance(model, nn.Module):
+        model = type(learner.module).__name__
+    settings = Settings(
+        **recipe, model=model or default_model(federation.name, federation.classes), evaluate_every=evaluate_every,
+        device="cuda" if device == "cuda" else "cpu", seed=seed, data_seed=data_seed,
+    )  # fmt: skip
+    return Config(system, settings)
+
+
+def _metrics(round: int, outcome: Outcome, score: Score) -> Metrics:
+    """Return one line of the log. `loss` and `accuracy` are on the test split, for reporting only."""
+    orders = list(outcome.orders.values())
+    stds = [order.noise.std for order in orders if isinstance(order.noise, Gaussian)]
+    return {
+        "round": round,
+        "loss": _finite(score.loss),
+        "accuracy": score.accuracy,
+        "validation_loss": _finite(outcome.validation.loss),
+        "validation_accuracy": outcome.validation.accuracy,
+        "noise_std": sum(stds) / len(stds) if stds else None,  # mean over the cohort
+        "local_steps": max((order.steps for order in orders), default=0),
+        "cohort": len(orders),
+        "refused": list(outcome.refused),
+    }
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def _environment(federation: Federation, device: str, gradients: str) -> dict[str, Any]:
+    packages = ("dpfl", "torch", "numpy", "scipy")
+    return {
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "data": federation.source,
+        "per_record_gradients": gradients,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _save(folder: Path, model: Model, weights: Tensor, certificate: Certificate, environment: dict[str, Any]) -> None:
+    save_file({name: value.cpu().contiguous() for name, value in model.split(weights).items()},
+              folder / run_folder.MODEL)  # fmt: skip
+    run_folder.write_json(folder, run_folder.CERTIFICATE, certificate.to_dict())
+    run_folder.write_json(folder, run_folder.ENVIRONMENT, environment)

@@ -1,0 +1,142 @@
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+from dpfl.errors import BadInput
+from dpfl.federation import federate, from_arrays, from_torch
+
+X = np.arange(12.0).reshape(6, 2)
+LABELS = np.array([0, 1, 2, 0, 1, 2])
+
+
+def test_whole_number_targets_are_classes_and_floats_are_for_regression():
+    labelled, measured = from_arrays(X, LABELS), from_arrays(X, LABELS / 2)
+    assert (labelled.classes, measured.classes) == (3, None)
+    assert (labelled.pool.y.dtype, measured.pool.y.dtype) == (torch.int64, torch.float32)
+    assert labelled.pool.x.dtype == torch.float32
+    assert len(labelled.test) == 0
+    assert labelled.source == "own arrays, 6 + 0 records"
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.bool_])
+def test_labels_of_any_whole_type_are_taken(dtype):
+    assert from_arrays(X, (LABELS > 0).astype(dtype)).pool.y.tolist() == [0, 1, 1, 0, 1, 1]
+
+
+def test_tensors_read_only_arrays_and_lists_are_taken():
+    frozen = X.copy()
+    frozen.flags.writeable = False
+    for x in (torch.from_numpy(X).requires_grad_(), frozen, X.tolist(), X[::-1][::-1]):
+        assert torch.equal(from_arrays(x, LABELS).pool.x, torch.from_numpy(X).float())
+
+
+def test_later_changes_to_the_array_stay_outside():
+    mine = X.astype(np.float32)
+    dataset = from_arrays(mine, LABELS)
+    mine[:] = -1
+    assert float(dataset.pool.x[0, 1]) == 1.0
+
+
+def test_a_test_part_is_kept_as_it_is():
+    dataset = from_arrays(X[:4], LABELS[:4], test=(X[4:], LABELS[4:]))
+    assert dataset.test.y.tolist() == [1, 2]
+    assert dataset.classes == 3
+
+
+def with_bad(rows, value):
+    x = X.copy()
+    x[rows, 1] = value
+    return x
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "options", "sentence"),
+    [
+        (
+            with_bad([2, 4], np.nan),
+            LABELS,
+            {},
+            "data features .* in 2 of 6 rows, first in row 2; drop or fill",
+        ),
+        (
+            with_bad([5], np.inf),
+            LABELS,
+            {},
+            "data features must be finite, .* in 1 of 6 rows, first in row 5",
+        ),
+        (with_bad([5], 1e300), LABELS, {}, "data features must be finite"),  # too large for float32
+        (X, np.array([0.0, np.nan, 1, 2, 3, 4]), {}, "data targets .* in 1 of 6 rows, first in row 1; drop"),
+        (X, LABELS[:5], {}, "data must have one target for each record, had 6 records and 5 targets"),
+        (X[:0], LABELS[:0], {}, "data must have at least one record, had none"),
+        (X[:, 0], LABELS, {}, r"shape \[n, ...\] and targets of shape \[n\], had \[6\] and \[6\]; reshape"),
+        (X, LABELS[:, None], {}, r"had \[6, 2\] and \[6, 1\]; reshape"),
+        (
+            X,
+            LABELS + 1,
+            {},
+            r"labels 0..C-1 with each of them present, had 3 labels from 1 to 3; number them",
+        ),
+        (X, LABELS - 1, {}, "had 3 labels from -1 to 1"),
+        (X, LABELS * 2, {}, "had 3 labels from 0 to 4; number them so, say how many there are with classes="),
+        (X, LABELS, {"classes": 2}, "labels 0..1 for classes=2, had labels from 0 to 2; .* raise classes"),
+        (X, LABELS, {"classes": 0}, "classes must be a whole number of at least 1, was 0"),
+        (X, LABELS / 2, {"classes": 3}, "classes must be left out for floating-point targets, was 3"),
+        (X.astype(str), LABELS, {}, "data features must be an array of numbers"),
+        (X * 1j, LABELS, {}, "data features must be real numbers"),
+        ([[1.0], [1.0, 2.0]], [0, 1], {}, "data features must be an array of numbers"),
+        (X, LABELS, {"test": (X[:, :1], LABELS)}, r"test part\) must look like the rest, .*\[2\].*had \[1\]"),
+        (X, LABELS, {"test": (X, LABELS / 2)}, "targets of type torch.int64, had .* torch.float32"),
+        (X, LABELS, {"test": (X, LABELS[:1])}, r"data \(its test part\) must have one target"),
+    ],
+)
+def test_bad_arrays_are_refused_in_one_sentence(x, y, options, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        from_arrays(x, y, **options)
+
+
+def test_labels_without_records_are_fine_when_their_number_is_said():
+    assert from_arrays(X, LABELS * 2, classes=7).classes == 7
+
+
+def test_a_torch_data_set_is_stacked():
+    source = TensorDataset(torch.from_numpy(X), torch.from_numpy(LABELS))
+    dataset = from_torch(source, test=[(np.zeros(2), 1), (np.ones(2), 0)], name="mine")
+    assert torch.equal(dataset.pool.x, torch.from_numpy(X).float())
+    assert dataset.pool.y.tolist() == LABELS.tolist()
+    assert dataset.test.y.tolist() == [1, 0]
+    assert dataset.source == "mine, 6 + 2 records"
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (Endless(), "data must be a map-style data set, .* was 'Endless'"),
+        ([], "data must have at least one record"),
+        ([torch.zeros(2)], "data must have features of shape"),
+        ([(1, 2, 3)], r"data must yield \(features, target\) pairs"),
+        ([(torch.zeros(2), 0), (torch.zeros(3), 1)], "that all have one shape, did not .*; add a transform"),
+        ([("a", 0)], "data must yield|must be an array of numbers"),
+    ],
+)
+def test_a_torch_data_set_that_cannot_be_stacked_is_refused(source, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        from_torch(source)
+
+
+def test_federate_takes_pairs_of_arrays_and_torch_data_sets():
+    x, y = torch.rand(100, 3), torch.arange(100) % 4
+    for data in ((x, y), TensorDataset(x, y), [*zip(x, y, strict=True)], from_arrays(x, y)):
+        federation = federate(data, clients=5, seed=0)
+        assert (sum(federation.sizes), len(federation.validation), len(federation.test)) == (72, 8, 20)
+
+
+@pytest.mark.parametrize("data", [7, None, Endless()])
+def test_federate_says_what_data_can_be(data):
+    with pytest.raises(BadInput, match=r"^data must be a "):
+        federate(data, clients=2)

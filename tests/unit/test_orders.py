@@ -1,0 +1,137 @@
+"""Orders are plain data: they survive JSON, refuse nonsense, and know their sensitivity by hand-worked numbers."""
+
+import math
+
+import pytest
+
+from dpfl.errors import BadInput
+from dpfl.orders import ClientClip, Full, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip, sensitivity
+
+ORDERS = [
+    Order(steps=1, learning_rate=0.1),
+    Order(steps=1, learning_rate=2.0, clip=RecordClip(1.0), noise=Gaussian(0.125)),
+    Order(steps=3, learning_rate=(0.3, 0.2, 0.1), clip=ClientClip(150.0, 1), noise=Laplace(1 / 3)),
+    Order(steps=5, learning_rate=0.002, clip=ModelClip(20.0), noise=Gaussian(1e-300), proximal=0.1),
+    Order(steps=2, learning_rate=0.5, batch=Poisson(0.015), clip=RecordClip(4.0), noise=Gaussian(4.4), noise_on="step"),
+]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_json_loses_nothing(order: Order) -> None:
+    assert Order.from_json(order.to_json()) == order
+    assert Order.from_json(order.to_json()).to_json() == order.to_json()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"steps": 1}',
+        '{"steps": 1, "learning_rate": 0.1, "clip": {"kind": "Nothing"}}',
+        '{"steps": 1, "learning_rate": 0.1, "sensitivity": 0.0001}',  # nobody passes a sensitivity in
+        '{"steps": 1, "learning_rate": 0.1, "noise": {"kind": "Gaussian", "std": 1, "seed": 7}}',
+    ],
+)
+def test_anything_but_an_order_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="order must be"):
+        Order.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: Order(steps=0, learning_rate=0.1), "steps"),
+        (lambda: Order(steps=True, learning_rate=0.1), "steps"),
+        (lambda: Order(steps=1, learning_rate=0.0), "lr"),
+        (lambda: Order(steps=1, learning_rate=math.nan), "lr"),
+        (lambda: Order(steps=3, learning_rate=(0.1, 0.2)), "lr"),
+        (lambda: Order(steps=1, learning_rate=0.1, proximal=-1.0), "proximal"),
+        (lambda: Order(steps=1, learning_rate=0.1, noise_on="both"), "noise_on"),  # type: ignore[arg-type]
+        (lambda: RecordClip(0.0), "clip"),
+        (lambda: RecordClip(math.inf), "clip"),
+        (lambda: ClientClip(1.0, 3), "norm"),  # type: ignore[arg-type]
+        (lambda: Poisson(0.0), "sampling_rate"),
+        (lambda: Poisson(1.1), "sampling_rate"),
+        (lambda: Gaussian(0.0), "noise_std"),
+        (lambda: Laplace(-1.0), "scale"),
+    ],
+)
+def test_nonsense_names_its_field(make: object, field: str) -> None:
+    with pytest.raises(BadInput, match=field):
+        make()  # type: ignore[operator]
+
+
+# The table of sensitivity facts, worked by hand for η = 0.5, C = 3, n = 10, E = 4 (and q = 0.2, proximal μ = 0.4).
+RECORD, CLIENT = {"unit": "record"}, {"unit": "client"}
+REPLACE, ADD_REMOVE = {"neighbours": "replace"}, {"neighbours": "add-remove"}
+
+
+@pytest.mark.parametrize(
+    ("order", "relation", "expected"),
+    [
+        # Each record clipped, one step, noise on the upload: 2ηC/n, halved for add/remove; the client: 2ηC.
+        ({"steps": 1, "clip": RecordClip(3.0)}, RECORD | REPLACE, 2 * 0.5 * 3 / 10),
+        ({"steps": 1, "clip": RecordClip(3.0)}, RECORD | ADD_REMOVE, 0.5 * 3 / 10),
+        ({"steps": 1, "clip": RecordClip(3.0)}, CLIENT | REPLACE, 2 * 0.5 * 3),
+        ({"steps": 1, "clip": RecordClip(3.0)}, CLIENT | ADD_REMOVE, 0.5 * 3),
+        # Four steps: 2ηC/n + 2ηC(E−1), because every record may differ once the models do.
+        ({"steps": 4, "clip": RecordClip(3.0)}, RECORD | REPLACE, 0.3 + 3 * 3.0),
+        ({"steps": 4, "clip": RecordClip(3.0)}, RECORD | ADD_REMOVE, 0.15 + 3 * 0.5 * (2 * 3 + 3 / 10)),
+        ({"steps": 4, "clip": RecordClip(3.0)}, CLIENT | REPLACE, 4 * 3.0),
+        # A schedule replaces ηE by Σ η_k.
+        ({"steps": 2, "learning_rate": (0.5, 0.1), "clip": RecordClip(3.0)}, RECORD | REPLACE, 0.3 + 2 * 0.1 * 3),
+        ({"steps": 2, "learning_rate": (0.5, 0.1), "clip": ClientClip(3.0)}, RECORD | REPLACE, 2 * 0.6 * 3),
+        # The proximal pull shrinks the distance by 1 − ημ = 0.8 in each later step.
+        ({"steps": 2, "clip": ClientClip(3.0), "proximal": 0.4}, CLIENT | REPLACE, 0.8 * 3 + 3),
+        # Noise on every step: on the sum, 2C or C for a record and n times that for the client.
+        ({"steps": 4, "clip": RecordClip(3.0), "noise_on": "step"}, RECORD | REPLACE, 2 * 3),
+        ({"steps": 4, "clip": RecordClip(3.0), "noise_on": "step"}, CLIENT | REPLACE, 2 * 3 * 10),
+        (
+            {"steps": 4, "clip": RecordClip(3.0), "noise_on": "step", "batch": Poisson(0.2)},
+            RECORD | ADD_REMOVE,
+            3,
+        ),
+        # The client's gradient clipped: 2ηCE whichever unit; a removed client sends nothing.
+        ({"steps": 4, "clip": ClientClip(3.0)}, RECORD | REPLACE, 2 * 0.5 * 3 * 4),
+        ({"steps": 4, "clip": ClientClip(3.0)}, RECORD | ADD_REMOVE, 2 * 0.5 * 3 * 4),
+        ({"steps": 4, "clip": ClientClip(3.0)}, CLIENT | REPLACE, 2 * 0.5 * 3 * 4),
+        ({"steps": 4, "clip": ClientClip(3.0)}, CLIENT | ADD_REMOVE, 0.5 * 3 * 4),
+        # The parameters clipped: 2C, not 2C/n.
+        ({"steps": 4, "clip": ModelClip(3.0)}, RECORD | REPLACE, 2 * 3),
+    ],
+)
+def test_sensitivity_by_hand(order: dict, relation: dict, expected: float) -> None:
+    built = Order(**({"learning_rate": 0.5} | order))
+    assert sensitivity(built, records=10, norm=2, **relation) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_l1_clip_bounds_both_norms() -> None:
+    order = Order(steps=1, learning_rate=0.5, clip=RecordClip(3.0, 1))
+    bounds = {
+        norm: sensitivity(order, records=10, unit="record", neighbours="replace", norm=norm)  # type: ignore[arg-type]
+        for norm in (1, 2)
+    }
+    assert bounds[1] == bounds[2] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("order", "norm", "reason"),
+    [
+        (Order(steps=1, learning_rate=0.1), 2, "clip must be set"),
+        (Order(steps=1, learning_rate=0.1, clip=RecordClip(1.0)), 1, "L1"),
+        (Order(steps=1, learning_rate=0.1, clip=ClientClip(1.0)), 1, "Laplace"),
+        (Order(steps=1, learning_rate=0.1, clip=ModelClip(1.0), noise_on="step"), 2, "no bound is proved"),
+    ],
+)
+def test_what_has_no_proof_is_refused_with_a_reason(order: Order, norm: int, reason: str) -> None:
+    with pytest.raises(BadInput, match=reason):
+        sensitivity(order, records=10, unit="record", neighbours="replace", norm=norm)  # type: ignore[arg-type]
+
+
+def test_releases_and_rates() -> None:
+    assert Order(steps=4, learning_rate=0.1, noise_on="step").releases == 4
+    assert Order(steps=4, learning_rate=0.1).releases == 1
+    assert Order(steps=2, learning_rate=0.1).learning_rates == (0.1, 0.1)
+    assert Order(steps=1, learning_rate=0.1).batch == Full()
