@@ -10,13 +10,11 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from dpfl.errors import BadInput, choose, require_count, suggestion
+from dpfl.options import fit_fields
 from dpfl.systems import SYSTEMS, System
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +37,7 @@ class Settings:
     data_seed: int | None = None  # for sharing out the data; None: the seed
 
     def __post_init__(self) -> None:
+        fit_fields(self)
         require_count("evaluate_every", self.evaluate_every, "use 1 to look after every round")
 
 
@@ -67,21 +66,18 @@ def parse(table: Mapping[str, Any]) -> Config:
     if not isinstance(name, str):
         raise BadInput(f"system must be one of {', '.join(sorted(SYSTEMS))}, was {name!r}; name one")
     kind = choose("system", name, SYSTEMS)
-    hints = {"settings": get_type_hints(Settings), name: get_type_hints(kind)}
-    takes = {part: {f.name for f in fields(cls)} for part, cls in (("settings", Settings), (name, kind))}
+    settings, own = ({field.name for field in fields(part)} for part in (Settings, kind))
     for key in options:
-        if key not in takes["settings"] | takes[name]:
-            known = sorted(takes["settings"] | takes[name])
+        if key not in settings | own:
             raise BadInput(
-                f"{key} must be a setting or an option of {name}, but neither knows it{suggestion(key, known)}"
-                f"; {name} takes {', '.join(sorted(takes[name]))},"
-                f" every run takes {', '.join(sorted(takes['settings']))}"
+                f"{key} must be a setting or an option of {name}, but neither knows it; {name} takes"
+                f" {', '.join(sorted(own))}, every run takes {', '.join(sorted(settings))}"
+                f"{suggestion(key, settings | own)}"
             )
-    chosen = {
-        part: {key: _fit(key, value, hints[part][key]) for key, value in options.items() if key in takes[part]}
-        for part in takes
-    }
-    return Config(kind(**chosen[name]), Settings(**chosen["settings"]))
+    return Config(
+        kind(**{key: value for key, value in options.items() if key in own}),
+        Settings(**{key: value for key, value in options.items() if key in settings}),
+    )
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -106,31 +102,6 @@ def literal(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _fit(key: str, value: Any, hint: Any) -> Any:
-    """Return `value` as the annotation wants it (an int may stand for a float, a list for a tuple), or refuse it."""
-    for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
-        if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-        if kind in (int, str) and isinstance(value, kind) and not isinstance(value, bool):
-            return value
-        if get_origin(kind) is tuple and isinstance(value, (list, tuple)):
-            return tuple(_fit(key, entry, get_args(kind)[0]) for entry in value)
-        if get_origin(kind) is Literal and isinstance(value, str):
-            return choose(key, value, {option: option for option in get_args(kind)})
-    raise BadInput(f"{key} must be {_words(hint)}, was {value!r}; correct it")
-
-
-def _words(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "a word"}
-    if isinstance(hint, UnionType):
-        return " or ".join(_words(kind) for kind in get_args(hint) if kind is not type(None))
-    if get_origin(hint) is tuple:
-        return f"a list of which each is {_words(get_args(hint)[0])}"
-    if get_origin(hint) is Literal:
-        return f"one of {', '.join(get_args(hint))}"
-    return names[hint]
 
 
 def _toml(value: Any) -> str:

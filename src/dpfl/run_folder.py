@@ -64,13 +64,12 @@ def write_json(path: Path, name: str, content: dict[str, Any]) -> None:
 
 def read_json(path: Path, name: str) -> dict[str, Any]:
     """Read one JSON file of a finished run."""
-    content: dict[str, Any] = json.loads(_read(path, name))
-    return content
+    return _decode(_read(path, name), path / name)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the rounds that a run has finished."""
-    return [json.loads(line) for line in _read(path, METRICS).splitlines()]
+    return [_decode(line, path / METRICS) for line in _read(path, METRICS).splitlines()]
 
 
 def read_config(path: Path) -> str:
@@ -86,3 +85,11 @@ def _read(path: Path, name: str) -> str:
             f"run must be the folder of a run, but {str(path / name)!r} cannot be read ({problem.strerror});"
             " give the folder that `dpfl run` printed"
         ) from None
+
+
+def _decode(text: str, path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(text)
+    except json.JSONDecodeError as problem:
+        raise BadInput(f"run must be whole, but {str(path)!r} is damaged ({problem}); repeat the run") from None
+    return content

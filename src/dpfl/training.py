@@ -122,17 +122,14 @@ def train(
         run_folder.claim(folder, force=force)
     learner = _learner(model, loss, federation, streams)
     learner.module.to(target)
-    learner.check(federation.validation.to(target))
-    for records in federation.clients:  # on the CPU this copies nothing
-        if len(records) == 0:
-            raise BadInput("clients must each hold a record, but one is empty; lower clients")
+    validation, test = federation.validation.to(target), federation.test.to(target)
+    with layer_randomness(streams.generator("probe"), target):
+        learner.check(validation.x, validation.y)
+        clients = ReferenceClients(learner, tuple(records.to(target) for records in federation.clients), streams)
     config = _config(system, federation, model, learner, seed, device, evaluate_every)
     problem = Problem(federation.sizes, learner.dim, Schedule(system.cohorts(len(federation.clients)), streams))
     ledger = Ledger(system.promise(len(federation.clients)), federation.sizes)
     state = system.begin(problem, learner.weights())
-    with layer_randomness(streams.generator("probe"), target):
-        clients = ReferenceClients(learner, tuple(records.to(target) for records in federation.clients), streams)
-    validation, test = federation.validation.to(target), federation.test.to(target)
 
     started = time.perf_counter()
     environment = _environment(federation, device, "at once" if clients.vectorised else "one by one")

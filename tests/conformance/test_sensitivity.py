@@ -28,8 +28,8 @@ ROUNDING = 1 + 1e-9
 class Puppet(nn.Module):
     """A model whose records dictate their own gradients, the worst that any loss could do.
 
-    A record is (push₀, push₁, turn). While w₀ = 0 its gradient is `push`; anywhere else it is turn·sign(w₀) on the first
-    coordinate. So all records can turn on the smallest difference between two models.
+    A record is (push₀, push₁, turn). While w₀ = 0 its gradient is `push`; anywhere else it is turn·sign(w₀) on the
+    first coordinate. So all records can turn on the smallest difference between two models.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,9 @@ def distance(order: Order, pair: tuple[Records, Records], broadcast: Tensor, coi
 def orders() -> Iterator[Order]:
     clips = [kind(CLIP, norm) for kind in (RecordClip, ClientClip) for norm in (1, 2)]
     schedules = [(1, 0.5), (3, 0.5), (3, (0.5, 0.2, 0.9))]
-    for bound, (steps, rate), proximal, batch in itertools.product(clips, schedules, (0.0, 0.8), (Full(), Poisson(0.4))):
+    for bound, (steps, rate), proximal, batch in itertools.product(
+        clips, schedules, (0.0, 0.8), (Full(), Poisson(0.4))
+    ):
         yield Order(steps=steps, learning_rate=rate, batch=batch, clip=bound, proximal=proximal)
     for bound, batch in itertools.product(clips, (Full(), Poisson(0.4))):
         # One step tells all: given what earlier steps released, both runs stand at the same model in each.
@@ -165,7 +167,7 @@ def clips_the_batch(bound: RecordClip, model: Model, weights: Tensor, batch: Rec
 
 
 def clips_each_coordinate(bound: RecordClip, model: Model, weights: Tensor, batch: Records, vectorised: bool) -> Tensor:
-    gradients = model.record_gradients(weights, batch.x, batch.y, vectorised=vectorised)
+    (gradients,) = model.record_gradients(weights, batch.x, batch.y, vectorised=vectorised)
     return gradients.clamp(-bound.clip_norm, bound.clip_norm).sum(0)
 
 

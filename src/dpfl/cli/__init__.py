@@ -9,6 +9,7 @@ from dpfl.errors import BadInput, BudgetRefused
 app = typer.Typer(
     name="dpfl",
     help="Differentially private federated learning, with a certificate of the privacy really spent.",
+    epilog="**Start here**  `dpfl run udp --data digits --epsilon 8 --delta 1e-3`",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",

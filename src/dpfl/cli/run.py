@@ -126,7 +126,8 @@ class _Progress:
         self.bar.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, problem: type[BaseException] | None, *_: object) -> None:
+        self.bar.live.transient = problem is not None  # an error is one sentence, without a bar above it
         self.bar.stop()
 
     def show(self, metrics: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from dpfl.clients.clipping import clip, clip_rows
+from dpfl.clients.clipping import clip, sum_of_clipped
 from dpfl.federation import Records
 from dpfl.models import Model
 from dpfl.orders import ClientClip, Full, ModelClip, Poisson, RecordClip
@@ -14,8 +14,9 @@ from dpfl.privacy.ledger import Charged
 from dpfl.privacy.mechanisms import add_noise
 from dpfl.streams import Streams, layer_randomness
 
-# Per-record gradients are formed for as many records at a time as fit into this many numbers (128 MiB of float32).
-_GRADIENT_ENTRIES = 2**25
+# Per-record gradients are formed for as many records at a time as fit into this many numbers (16 MiB of float32):
+# larger blocks go back to the operating system after each use, and getting them again costs more than the arithmetic.
+_GRADIENT_ENTRIES = 2**22
 
 
 class ReferenceClients:
@@ -23,7 +24,7 @@ class ReferenceClients:
 
     def __init__(self, model: Model, records: tuple[Records, ...], streams: Streams) -> None:
         self.model, self.records, self.streams = model, records, streams
-        self.vectorised = model.vectorises(records[0])
+        self.vectorised = model.vectorises(records[0].x, records[0].y)
 
     def perform(self, charged: Mapping[int, Charged], broadcast: Tensor, round: int) -> dict[int, Tensor]:
         """Return what each client of the cohort uploads: its update [d], noised as it was ordered."""
@@ -109,6 +110,6 @@ def _sum_of_clipped(bound: RecordClip, model: Model, weights: Tensor, batch: Rec
     rows = max(1, _GRADIENT_ENTRIES // model.dim)
     for start in range(0, len(batch), rows):
         chunk = slice(start, start + rows)
-        gradients = model.record_gradients(weights, batch.x[chunk], batch.y[chunk], vectorised=vectorised)  # [B, d]
-        total = total + clip_rows(gradients, bound.clip_norm, bound.norm).sum(dim=0)
+        gradients = model.record_gradients(weights, batch.x[chunk], batch.y[chunk], vectorised=vectorised)
+        total = total + sum_of_clipped(gradients, bound.clip_norm, bound.norm)
     return total

@@ -50,7 +50,7 @@ class Architecture:
     loss: Loss = cross_entropy
     classify: Callable[[Tensor], Tensor] | None = _largest
     ridge: float = 0.0
-    images: bool = False  # whether it takes images only
+    smallest: int = 0  # side of the smallest image it can see; 0 where it takes records of any shape
 
 
 def _linear(shape: Shape, _: int) -> nn.Module:
@@ -118,10 +118,10 @@ ARCHITECTURES = {
     "softmax": Architecture(_softmax),
     "softmax-no-bias": Architecture(_softmax_without_bias),
     "mlp": Architecture(_mlp),
-    "femnist-cnn": Architecture(_femnist_cnn, images=True),
-    "femnist-cnn-small": Architecture(_femnist_cnn_small, images=True),
-    "udp-cnn": Architecture(_udp_cnn, images=True),
-    "ali-cnn": Architecture(_ali_cnn, images=True),
+    "femnist-cnn": Architecture(_femnist_cnn, smallest=8),
+    "femnist-cnn-small": Architecture(_femnist_cnn_small, smallest=8),
+    "udp-cnn": Architecture(_udp_cnn, smallest=8),
+    "ali-cnn": Architecture(_ali_cnn, smallest=14),
 }
 
 # What the papers train on each data set, or the plainest model that fits it.
@@ -152,10 +152,10 @@ def build(name: str, *, shape: Shape, classes: int | None, rng: Generator) -> Mo
         )
     if architecture.loss is hinge and classes != 2:
         raise BadInput(f"model 'svm' must have data of 2 classes, was {classes}; use softmax")
-    smallest = 10  # below this the convolutions have nothing left to see
-    if architecture.images and not (len(shape) == 3 and min(shape[1:]) >= smallest):
+    side = architecture.smallest
+    if side and not (len(shape) == 3 and min(shape[1:]) >= side):
         raise BadInput(
-            f"model {name!r} must be given images of at least {smallest}×{smallest} pixels, was given records of shape"
+            f"model {name!r} must be given images of at least {side}×{side} pixels, was given records of shape"
             f" {list(shape)}; use softmax or mlp"
         )
     with torch.device("meta"):

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from dpfl.errors import BadInput
-from dpfl.federation import Records
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -71,45 +70,58 @@ class Model:
             value = value + self.ridge / 2 * sum((p.square().sum() for p in parameters.values()), torch.zeros(()))
         return value
 
-    def check(self, records: Records) -> None:
-        """Refuse a module or loss that cannot take these records, before anything is spent on them."""
-        x, y = records.x[:1], records.y[:1]
+    def check(self, x: Tensor, y: Tensor) -> None:
+        """Refuse a module or loss that cannot take these records [B, ...], before anything is spent on them."""
+        x, y = x[:2], y[:2]
         parameters = self.split(self.weights().to(x.device))
-        self.module.eval()
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         try:
-            one = self.mean_loss(parameters, x, y)
-            two = self.mean_loss(parameters, torch.cat([x, x]), torch.cat([y, y]))
+            self.module.train()
+            self.mean_loss(parameters, x, y)
+            changed = [name for name, buffer in self.module.named_buffers() if not torch.equal(buffer, buffers[name])]
+            self.module.eval()
+            together = self.mean_loss(parameters, x, y)
+            alone = torch.stack([self.mean_loss(parameters, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]).mean()
         except (RuntimeError, TypeError, ValueError, IndexError) as problem:
             raise BadInput(
-                f"model must take records of shape {list(x.shape[1:])}, but {type(self.module).__name__} failed on one:"
+                f"model must take records of shape {list(x.shape[1:])}, but {type(self.module).__name__} failed:"
                 f" {str(problem).splitlines()[0]}; choose a model that fits the data"
             ) from None
-        if not torch.isfinite(one):
-            raise BadInput(f"loss must be finite on the first record, was {one.item()}; check its scale and the labels")
-        if not torch.allclose(one, two, rtol=1e-3):
+        if changed:
             raise BadInput(
-                f"loss must be a mean over records or one value each, but two copies of a record cost {two.item():.4g}"
-                f" and one copy {one.item():.4g}; use reduction='mean' or 'none'"
+                f"model must forget the records it has seen, but its buffer {changed[0]!r} changes with them, past any"
+                " clip and noise; remove it, or keep it as it is while training"
+            )
+        if not torch.isfinite(alone):
+            raise BadInput(
+                f"loss must be finite on the first records, was {alone.item()}; check its scale and the labels"
+            )
+        if not torch.allclose(together, alone, rtol=1e-3, atol=1e-6):
+            raise BadInput(
+                f"loss must be a mean over records or one value each, but two records cost {together.item():.4g}"
+                f" together and {alone.item():.4g} on average alone; use reduction='mean' or 'none', match the shapes"
+                " of outputs and targets, and do not mix records in the model"
             )
 
-    def vectorises(self, records: Records) -> bool:
+    def vectorises(self, x: Tensor, y: Tensor) -> bool:
         """Tell whether per-record gradients can be computed for many records at once (torch.func.vmap)."""
-        parameters = self.split(self.weights().to(records.x.device))
+        self.module.train()
         try:
-            vmap(grad(self._record_loss), in_dims=(None, 0, 0), randomness="different")(
-                parameters, records.x[:2], records.y[:2]
-            )
-        except RuntimeError:  # in-place updates, recurrent kernels, control flow on values: taken one by one instead
+            self.record_gradients(self.weights().to(x.device), x[:2], y[:2], vectorised=True)
+        except RuntimeError:  # in-place updates, control flow on values: such records are taken one by one instead
             return False
         return True
 
-    def record_gradients(self, weights: Tensor, x: Tensor, y: Tensor, *, vectorised: bool) -> Tensor:
-        """Return the gradient of each record's loss, [B, d]."""
-        parameters = self.split(weights)
-        if vectorised:
-            gradients = vmap(grad(self._record_loss), in_dims=(None, 0, 0), randomness="different")(parameters, x, y)
-            return torch.cat([gradients[name].flatten(1) for name in self._shapes], dim=1)
-        return torch.stack([self.gradient(weights, x[i : i + 1], y[i : i + 1]) for i in range(len(x))])
+    def record_gradients(self, weights: Tensor, x: Tensor, y: Tensor, *, vectorised: bool) -> list[Tensor]:
+        """Return the gradient of each record's loss as blocks [B, d_k] that lie side by side in [B, d].
+
+        They are left apart because joining them would copy the largest tensor of the whole round.
+        """
+        if not vectorised:
+            return [torch.stack([self.gradient(weights, x[i : i + 1], y[i : i + 1]) for i in range(len(x))])]
+        per_record = vmap(grad(self._record_loss), in_dims=(None, 0, 0), randomness="different")
+        gradients = per_record(self.split(weights), x, y)
+        return [gradients[name].flatten(1) for name in self._shapes]
 
     def gradient(self, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return the gradient of the batch's mean loss, [d]."""
@@ -129,6 +141,6 @@ def _refuse_shared_statistics(module: nn.Module) -> None:
         if batch_norm or getattr(layer, "track_running_stats", False):
             layer_name = repr(name) if name else "itself"
             raise BadInput(
-                f"model must not mix records, but layer {layer_name} is a {type(layer).__name__}, whose statistics carry"
-                " every record of the batch past any clip; use nn.GroupNorm (or nn.LayerNorm) in its place"
+                f"model must not mix records, but layer {layer_name} is a {type(layer).__name__}, whose statistics"
+                " carry every record of the batch past any clip; use nn.GroupNorm (or nn.LayerNorm) in its place"
             )

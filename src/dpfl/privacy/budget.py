@@ -1,7 +1,6 @@
 """What was promised: a budget for each client, and to whom and about what it is a promise."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,7 +36,7 @@ class Budget:
             )
 
 
-def budgets(epsilon: float | Sequence[float], delta: float | Sequence[float], clients: int) -> tuple[Budget, ...]:
+def budgets(epsilon: float | tuple[float, ...], delta: float | tuple[float, ...], clients: int) -> tuple[Budget, ...]:
     """Give every client its budget: one number for all, or one for each client."""
     columns = []
     for field, value in (("epsilon", epsilon), ("delta", delta)):

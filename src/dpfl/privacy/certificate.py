@@ -133,7 +133,8 @@ def _verdict(certificate: dict[str, Any]) -> str:
         return "within the promise"
     worst = max(over, key=lambda line: line["server_epsilon"] / line["claimed_epsilon"])
     percent = 100 * (worst["server_epsilon"] / worst["claimed_epsilon"] - 1)
-    return f"{percent:.0f} % MORE than promised, for {len(over)} of {certificate['clients']} clients"
+    shown = f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
+    return f"{shown} % MORE than promised, for {len(over)} of {certificate['clients']} clients"
 
 
 def _up(epsilon: float) -> str:

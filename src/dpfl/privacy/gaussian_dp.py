@@ -3,7 +3,8 @@ r"""Exact accounting for plain Gaussian noise, in closed form.
 Releases with sensitivities Δ_k and noise σ_k compose, even when chosen adaptively, to one Gaussian release with
 μ² = Σ_k (Δ_k/σ_k)² (Dong, Roth and Su, "Gaussian differential privacy", 2022, Corollary 3.3). It is (ε, δ)-DP exactly
 for δ ≥ Φ(−ε/μ + μ/2) − e^ε·Φ(−ε/μ − μ/2) (Balle and Wang, 2018, Theorem 8). Everything is computed with logarithms, so
-that neither a tiny δ nor a large ε under- or overflows, and every answer is rounded to the safe side.
+that neither a tiny δ nor a large ε under- or overflows, and every answer is rounded to the safe side by a relative
+1e-8, more than floating point is wrong for any ε from 1e-3 up (the tests compare with 60 digits).
 """
 
 import math
@@ -15,9 +16,8 @@ from scipy.special import log_ndtr
 
 Array = NDArray[np.float64]
 
-# Half-widths in log space shrink from below 2^11 to far below the safety margin of 1e-12 in this many halvings.
-_HALVINGS = 90
-_MARGIN = 1e-12
+_MARGIN = 1e-8
+_HALVINGS = 90  # of an interval in log space; more than double precision can tell apart
 
 
 def log_delta(epsilon: ArrayLike, mu: ArrayLike) -> Array:

@@ -32,9 +32,10 @@ class Ledger:
         self.sizes = sizes
         self.spent = np.zeros(len(sizes))  # μ² of each client
         self.replies = np.zeros(len(sizes), dtype=int)
-        # In `paper` calibration the client agreed to the paper's formula: its true price is recorded, not limited.
-        self._limit = np.full(len(sizes), np.inf)
-        if promise is not None and promise.calibration == "tight":
+        if promise is None or promise.calibration == "paper":
+            # The client agreed to a paper's formula (or to nothing at all): its true price is recorded, not limited.
+            self._limit = np.full(len(sizes), np.inf)
+        else:
             granted = mu_of([b.epsilon for b in promise.budgets], [b.delta for b in promise.budgets])
             self._limit = granted**2
 
@@ -43,11 +44,11 @@ class Ledger:
 
         Raises BudgetRefused when not one client of the cohort can pay.
         """
+        prices = {client: self._price(order, client) for client, order in orders.items()}
         paid = {}
         for client, order in orders.items():
-            price = 0.0 if self.promise is None else price_of(order, self.sizes[client], self.promise)
-            if self.spent[client] + price <= self._limit[client]:
-                self.spent[client] += price
+            if self.spent[client] + prices[client] <= self._limit[client]:
+                self.spent[client] += prices[client]
                 self.replies[client] += 1
                 paid[client] = Charged(order, self.sizes[client])
         if orders and not paid:
@@ -56,6 +57,9 @@ class Ledger:
                 " lower rounds or raise epsilon, and the noise will be planned for it"
             )
         return paid
+
+    def _price(self, order: Order, client: int) -> float:
+        return 0.0 if self.promise is None else price_of(order, self.sizes[client], self.promise)
 
     def epsilon(self) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
         """Return the ε each client has really spent so far, at its own δ; infinite where nothing was promised."""
@@ -75,4 +79,5 @@ def price_of(order: Order, records: int, promise: Promise) -> float:
             " and what is not priced is not released; order what it can price"
         )
     bound = sensitivity(order, records=records, unit=promise.unit, neighbours=promise.neighbours, norm=2)
-    return float(order.releases * (bound / order.noise.std) ** 2)
+    ratio = bound / order.noise.std
+    return order.releases * (ratio * ratio)  # a product overflows to infinity, which no budget can pay; ** would raise

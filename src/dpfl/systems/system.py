@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dpfl.errors import require_count, require_positive
 from dpfl.federation import CohortRule, Everyone, RandomK, Schedule
+from dpfl.options import fit_fields
 from dpfl.orders import Full, Order, Poisson
 from dpfl.privacy.budget import Promise
 
@@ -60,6 +61,7 @@ class System(ABC):
 
     def __post_init__(self) -> None:
         """Check the options; a system that adds some checks them too."""
+        fit_fields(self)
         require_count("rounds", self.rounds, "train for at least one round")
         require_positive("lr", self.lr, "try 0.1")
         if self.cohort is not None:

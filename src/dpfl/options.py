@@ -1,0 +1,57 @@
+"""Options that check themselves: the fields of a dataclass, held to their annotations whoever sets them.
+
+A config file, the command line and Python all end here, so that they accept the same values (a whole number for a
+float, a list for a tuple, NumPy's numbers for plain ones) and refuse the same ones, with the same sentence.
+"""
+
+from dataclasses import fields
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+from dpfl.errors import BadInput, choose
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def fit_fields(options: "DataclassInstance") -> None:
+    """Bring every field of a (frozen) dataclass into the form its annotation asks for; call it in `__post_init__`."""
+    hints = get_type_hints(type(options))
+    for field in fields(options):
+        object.__setattr__(options, field.name, fit(field.name, getattr(options, field.name), hints[field.name]))
+
+
+def fit(name: str, value: Any, hint: Any) -> Any:
+    """Return `value` in the form of `hint`, or refuse it by name.
+
+    >>> fit("epsilon", [4, 8], float | tuple[float, ...])
+    (4.0, 8.0)
+    >>> fit("rounds", 1.5, int)
+    Traceback (most recent call last):
+    ...
+    dpfl.errors.BadInput: rounds must be a whole number, was 1.5; correct it
+    """
+    for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if kind is int and number and isinstance(value, Integral):
+            return int(value)
+        if kind is float and number:
+            return float(value)
+        if (kind is str and isinstance(value, str)) or (kind is NoneType and value is None):
+            return value
+        if get_origin(kind) is tuple and isinstance(value, (list, tuple)):
+            return tuple(fit(name, entry, get_args(kind)[0]) for entry in value)
+        if get_origin(kind) is Literal and isinstance(value, str):
+            return choose(name, value, {option: option for option in get_args(kind)})
+    raise BadInput(f"{name} must be {_words(hint)}, was {value!r}; correct it")
+
+
+def _words(hint: Any) -> str:
+    if isinstance(hint, UnionType):
+        return " or ".join(_words(kind) for kind in get_args(hint) if kind is not NoneType)
+    if get_origin(hint) is tuple:
+        return f"a list of which each is {_words(get_args(hint)[0])}"
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(get_args(hint))}"
+    return {int: "a whole number", float: "a number", str: "a word"}[hint]

@@ -1,0 +1,182 @@
+"""dpfl as a user meets it: the commands, what they print, what they leave on disk, and how they say no."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from dpfl.cli import main
+
+QUICK = ["--clients", "5", "--rounds", "3"]
+
+
+def dpfl(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed command in a process of its own."""
+    command = [str(Path(sys.executable).with_name("dpfl")), *args]
+    variables = {key: value for key, value in os.environ.items() if key != "DPFL_DATA"} | environment
+    return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=120, check=False)
+
+
+def run_json(*args: str, cwd: Path) -> dict:
+    done = dpfl("run", *args, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # one document and nothing else, or this fails
+
+
+def test_a_private_run_keeps_every_promise_of_its_json(tmp_path: Path) -> None:
+    result = run_json("udp", *QUICK, "--epsilon", "8", "--delta", "1e-3", "--out", "r", cwd=tmp_path)
+    assert set(result) == {
+        "system", "rounds", "steps_per_round", "accuracy", "loss", "seconds", "history", "certificate", "out",
+    }  # fmt: skip
+    assert result["system"] == "udp"
+    assert result["rounds"] == 3
+    assert result["steps_per_round"] == [1, 1, 1]
+    assert 0 <= result["accuracy"] <= 1
+    assert [line["round"] for line in result["history"]] == [1, 2, 3]
+    assert {"round", "loss", "accuracy", "noise_std", "local_steps"} <= set(result["history"][0])
+    certificate = result["certificate"]
+    assert (certificate["unit"], certificate["neighbours"]) == ("record", "replace")
+    assert certificate["claimed"] == {"epsilon": 8.0, "delta": 1e-3}
+    assert certificate["observers"]["server"]["basis"] == "proved"
+    assert 7.99 < certificate["observers"]["server"]["epsilon"] <= 8.0
+    assert certificate["uncounted"] == []
+    assert certificate["noise_source"] == "operating system"
+
+
+def test_the_run_folder_is_complete(tmp_path: Path) -> None:
+    result = run_json("udp", *QUICK, "--seed", "7", "--out", "r", cwd=tmp_path)
+    folder = tmp_path / "r"
+    assert {path.name for path in folder.iterdir()} == {
+        "config.toml", "metrics.jsonl", "model.safetensors", "certificate.json", "environment.json",
+    }  # fmt: skip
+    assert [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] == result["history"]
+    assert json.loads((folder / "certificate.json").read_text()) == result["certificate"]
+    assert sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values()) == 650
+    assert {"python", "dpfl", "torch", "numpy", "scipy"} <= set(
+        json.loads((folder / "environment.json").read_text())["versions"]
+    )
+    assert tomllib.loads((folder / "config.toml").read_text())["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["udp", "--cohort", "3", "--partition", "dirichlet:1.0"],
+        ["udp", "--calibration", "paper", "--partition", "classes:3", "--set", "sizes=[40, 20, 40, 30, 20]"],
+        ["fedprox", "--set", "sampling_rate=0.3", "--set", "model=mlp", "--set", "share=0.5"],
+    ],
+)
+def test_running_the_config_again_repeats_the_run_bit_for_bit(options: list[str], tmp_path: Path) -> None:
+    run_json(*options, *QUICK, "--seed", "7", "--out", "first", cwd=tmp_path)
+    run_json("first/config.toml", "--out", "again", cwd=tmp_path)
+    run_json("first/config.toml", "--seed", "8", "--out", "other", cwd=tmp_path)
+    for name in ("config.toml", "metrics.jsonl", "model.safetensors", "certificate.json"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    assert (tmp_path / "first/metrics.jsonl").read_bytes() != (tmp_path / "other/metrics.jsonl").read_bytes()
+
+
+def test_without_a_seed_noise_is_never_the_same(tmp_path: Path) -> None:
+    for out in ("one", "two"):
+        run_json("udp", *QUICK, "--set", "data_seed=1", "--out", out, cwd=tmp_path)
+    assert (tmp_path / "one/config.toml").read_bytes() == (tmp_path / "two/config.toml").read_bytes()
+    assert (tmp_path / "one/model.safetensors").read_bytes() != (tmp_path / "two/model.safetensors").read_bytes()
+
+
+def test_words_for_people(tmp_path: Path) -> None:
+    done = dpfl("run", "udp", *QUICK, "--calibration", "paper", "--epsilon", "20", "--seed", "1", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "accuracy" in done.stdout
+    assert "ε ≤ 30.32" in done.stdout  # what a promise of 20 is really worth in the paper's calibration
+    assert "52 % MORE than promised" in done.stdout
+    assert "whoever knows the seed can subtract it" in done.stdout
+    (folder,) = (tmp_path / "runs").iterdir()  # no --out: a fresh folder, named at the end
+    assert str(Path("runs", folder.name)) in done.stdout
+
+    shown = dpfl("certificate", str(folder), cwd=tmp_path)
+    assert shown.stdout.strip() in done.stdout
+    report = dpfl("report", str(folder), "--json", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    page = Path(tmp_path, json.loads(report.stdout)["report"]).read_text()
+    assert "ε ≤ 30.32" in page
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_without_privacy_says_so(tmp_path: Path) -> None:
+    certificate = run_json("fedavg", *QUICK, cwd=tmp_path)["certificate"]
+    assert certificate["observers"]["server"] == {"epsilon": None, "delta": None, "basis": "none"}
+    assert certificate["claimed"] is None
+    assert certificate["uncounted"]
+
+
+@pytest.mark.parametrize("command", [["run"], ["certificate"], ["report"], []])
+def test_help_is_worth_reading(command: list[str], tmp_path: Path) -> None:
+    done = dpfl(*command, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "dpfl run" in done.stdout or f"dpfl {command[0]}" in done.stdout  # an example to copy
+
+
+BAD = {
+    "epsilon": (["udp", "--epsilon", "0"], ["epsilon", "above 0", "0.0"]),
+    "epsilon below zero": (["udp", "--epsilon", "-3"], ["epsilon", "-3"]),
+    "epsilon a word": (["udp", "--epsilon", "much"], ["epsilon", "number", "'much'"]),
+    "delta": (["udp", "--delta", "1"], ["delta", "between 0 and 1", "1"]),
+    "delta zero": (["udp", "--delta", "0"], ["delta"]),
+    "cohort": (["udp", "--clients", "5", "--cohort", "6"], ["cohort", "5", "6"]),
+    "clients": (["udp", "--clients", "5000"], ["clients", "1,294 records", "5,000"]),
+    "no clients": (["udp", "--clients", "0"], ["clients", "0"]),
+    "rounds": (["udp", "--rounds", "0"], ["rounds", "0"]),
+    "rounds half": (["udp", "--rounds", "1.5"], ["rounds", "whole number", "1.5"]),
+    "system": (["upd"], ["system", "'upd'", "did you mean 'udp'?"]),
+    "data": (["udp", "--data", "digit"], ["data", "'digit'", "did you mean 'digits'?"]),
+    "model": (["udp", "--set", "model=softmaxx"], ["model", "did you mean 'softmax'?"]),
+    "model that does not fit": (["udp", "--set", "model=ali-cnn"], ["model", "softmax or mlp"]),
+    "partition": (["udp", "--partition", "dirichlett:1"], ["partition", "dirichlett"]),
+    "calibration": (["udp", "--calibration", "papers"], ["calibration", "did you mean 'paper'?"]),
+    "backend": (["udp", "--backend", "turbo"], ["backend", "turbo"]),
+    "device": (["udp", "--device", "tpu"], ["device", "tpu"]),
+    "seed": (["udp", "--seed", "-1"], ["seed", "-1"]),
+    "unknown key": (["udp", "--set", "epsilonn=3"], ["epsilonn", "did you mean 'epsilon'?"]),
+    "option of another system": (["fedavg", "--epsilon", "3"], ["epsilon", "fedavg takes"]),
+    "not a pair": (["udp", "--set", "rounds"], ["--set", "KEY=VALUE", "'rounds'"]),
+    "missing config": (["nowhere.toml"], ["config", "nowhere.toml"]),
+    "unknown option": (["udp", "--epsilom", "3"], ["--epsilom"]),
+    "no data directory": (["udp", "--data", "mnist"], ["DPFL_DATA", "no-such-place"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("args", "words"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_one_sentence_and_nothing_is_written(
+    args: list[str],
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPFL_DATA", str(tmp_path / "no-such-place"))
+    monkeypatch.setattr(sys, "argv", ["dpfl", "run", *args, "--json"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    printed = capsys.readouterr()
+    assert end.value.code == 2
+    assert printed.out == ""
+    (sentence,) = printed.err.strip().splitlines()
+    for word in words:
+        assert word in sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_is_an_error_unless_forced(tmp_path: Path) -> None:
+    run_json("udp", *QUICK, "--seed", "1", "--out", "r", cwd=tmp_path)
+    before = {path: path.read_bytes() for path in (tmp_path / "r").iterdir()}
+    refused = dpfl("run", "udp", *QUICK, "--seed", "2", "--out", "r", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--force" in refused.stderr
+    assert {path: path.read_bytes() for path in (tmp_path / "r").iterdir()} == before
+    run_json("udp", *QUICK, "--seed", "2", "--out", "r", "--force", cwd=tmp_path)
+    assert tomllib.loads((tmp_path / "r/config.toml").read_text())["seed"] == 2

@@ -1,0 +1,58 @@
+"""Streams: found by name, independent of each other, and not to be guessed without the seed."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpfl.errors import BadInput
+from dpfl.streams import Streams
+
+
+def draw(seed: int | None, purpose: str = "noise", client: int | None = 0, round: int | None = 1) -> np.ndarray:
+    return Streams(seed).generator(purpose, client=client, round=round).standard_normal(2000)
+
+
+def test_the_same_name_gives_the_same_stream_and_any_other_name_another() -> None:
+    names = [
+        {"seed": 1},
+        {"seed": 2},
+        {"seed": 11},
+        {"seed": 1, "purpose": "batches"},
+        {"seed": 1, "client": 1},
+        {"seed": 1, "client": None},
+        {"seed": 1, "round": 2},
+        {"seed": 1, "round": None},
+        {"seed": 1, "client": 1, "round": 0},
+    ]
+    for name in names:
+        assert (draw(**name) == draw(**name)).all()
+    for one, other in itertools.combinations(names, 2):
+        # |ρ|·√n beyond 4.5 has probability below 1e-5; there are 36 pairs.
+        assert abs(np.corrcoef(draw(**one), draw(**other))[0, 1]) * np.sqrt(2000) < 4.5
+
+
+def test_what_was_drawn_before_changes_nothing() -> None:
+    streams = Streams(3)
+    streams.generator("noise", client=8, round=1).random(10_000)
+    assert (streams.generator("noise", client=0, round=1).standard_normal(2000) == draw(3)).all()
+
+
+def test_without_a_seed_no_two_runs_share_noise() -> None:
+    assert (draw(None) != draw(None)).all()
+    assert not Streams(None).seeded
+    assert Streams(0).seeded
+
+
+def test_neighbouring_streams_are_uniform_together() -> None:
+    """The first numbers of 5,000 streams look like one uniform sample (false alarm 1e-3); skewed ones do not."""
+    first = np.array([Streams(4).generator("noise", client=client, round=1).random() for client in range(5000)])
+    assert stats.kstest(first, "uniform").pvalue > 1e-3
+    assert stats.kstest(first**1.1, "uniform").pvalue < 1e-3
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "7", True])
+def test_a_seed_is_a_whole_number(seed: object) -> None:
+    with pytest.raises(BadInput, match="seed must be"):
+        Streams(seed)  # type: ignore[arg-type]

@@ -1,0 +1,134 @@
+"""The baselines without privacy, against plain gradient descent that knows nothing of clients."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dpfl.clients.reference import ReferenceClients
+from dpfl.errors import BadInput
+from dpfl.federation import Records, Schedule
+from dpfl.models import Model, build
+from dpfl.orders import Full, Order, Poisson
+from dpfl.privacy.ledger import Ledger
+from dpfl.round import play
+from dpfl.streams import Streams
+from dpfl.systems import FedAvg, FedProx, FedSGD, Problem, System
+
+SIZES = (4, 11, 7)  # clients that differ in size, so that weights matter
+
+
+def federation() -> tuple[Records, ...]:
+    source = torch.Generator().manual_seed(3)
+    return tuple(
+        Records(torch.randn(n, 5, generator=source), torch.randint(0, 3, (n,), generator=source)) for n in SIZES
+    )
+
+
+def model() -> Model:
+    return build("softmax", shape=(5,), classes=3, rng=Streams(1).generator("model"))
+
+
+def trained(system: System, rounds: int, clients: tuple[Records, ...] | None = None) -> Tensor:
+    """Play some rounds and return the weights."""
+    clients, learner, streams = clients or federation(), model(), Streams(2)
+    sizes = tuple(len(records) for records in clients)
+    problem = Problem(sizes, learner.dim, Schedule(system.cohorts(len(sizes)), streams))
+    state = system.begin(problem, learner.weights())
+    ledger = Ledger(system.promise(len(sizes)), sizes)
+    performers = ReferenceClients(learner, clients, streams)
+    for _ in range(rounds):
+        state, _ = play(system, state, ledger=ledger, clients=performers, model=learner, validation=clients[0])
+    return state.model
+
+
+def test_a_round_of_fedsgd_is_a_step_of_gradient_descent_on_all_records() -> None:
+    clients = federation()
+    x, y = torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients])
+    linear = model().module
+    for rounds in (1, 2, 3):
+        linear.zero_grad()
+        functional.cross_entropy(linear(x), y).backward()
+        with torch.no_grad():
+            for parameter in linear.parameters():
+                parameter -= 0.7 * parameter.grad
+        centralised = torch.cat([p.detach().flatten() for p in linear.parameters()])
+        torch.testing.assert_close(trained(FedSGD(lr=0.7), rounds), centralised, rtol=0, atol=1e-6)
+
+
+def test_fedavg_with_one_local_step_is_fedsgd() -> None:
+    assert torch.equal(trained(FedAvg(local_steps=1, lr=0.7), 3), trained(FedSGD(lr=0.7), 3))
+
+
+def test_fedavg_of_one_client_is_gradient_descent_for_rounds_times_steps() -> None:
+    alone = federation()[1:2]
+    torch.testing.assert_close(
+        trained(FedAvg(local_steps=3, lr=0.7), 2, alone), trained(FedSGD(lr=0.7), 6, alone), rtol=0, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("sampling_rate", [None, 0.5])
+def test_fedprox_without_a_pull_is_fedavg(sampling_rate: float | None) -> None:
+    options = {"local_steps": 3, "lr": 0.7, "sampling_rate": sampling_rate}
+    assert torch.equal(trained(FedProx(proximal=0.0, **options), 2), trained(FedAvg(**options), 2))
+
+
+def test_a_pull_keeps_clients_nearer_to_the_broadcast_model() -> None:
+    start = model().weights()
+    moved = [
+        torch.linalg.vector_norm(trained(FedProx(proximal=proximal, local_steps=5, lr=0.5), 1) - start).item()
+        for proximal in (0.0, 0.2, 1.0)
+    ]
+    assert moved[0] > moved[1] > moved[2] > 0
+
+
+def test_a_cohort_averages_over_those_who_answered() -> None:
+    # With one client a round the model is that client's own; the average over all would be another.
+    system = FedSGD(cohort=1, lr=0.7)
+    (chosen,) = Schedule(system.cohorts(3), Streams(2)).cohort(1)
+    alone = trained(FedSGD(lr=0.7), 1, federation()[chosen : chosen + 1])
+    torch.testing.assert_close(trained(system, 1), alone, rtol=0, atol=1e-6)
+
+
+def state_of(system: System) -> object:
+    return system.begin(Problem(SIZES, 18, Schedule(system.cohorts(3), Streams(0))), torch.zeros(18))
+
+
+def test_orders_by_hand() -> None:
+    for system, expected in [
+        (FedSGD(lr=0.2), Order(steps=1, learning_rate=0.2, batch=Full())),
+        (FedAvg(local_steps=4, lr=0.2), Order(steps=4, learning_rate=0.2)),
+        (FedAvg(local_steps=4, lr=0.2, sampling_rate=0.3), Order(steps=4, learning_rate=0.2, batch=Poisson(0.3))),
+        (FedProx(local_steps=4, lr=0.2, proximal=0.6), Order(steps=4, learning_rate=0.2, proximal=0.6)),
+    ]:
+        assert system.orders(state_of(system)) == {0: expected, 1: expected, 2: expected}
+        assert system.promise(3) is None
+
+
+def test_nothing_adapts() -> None:
+    system = FedAvg()
+    state = replace(state_of(system), round=4)
+    assert system.adapt(state, None) is state
+    assert state.rounds == system.rounds
+
+
+@pytest.mark.parametrize(
+    ("system", "options", "field"),
+    [
+        *[(system, {"rounds": 0}, "rounds") for system in (FedAvg, FedSGD, FedProx)],
+        *[(system, {"lr": 0.0}, "lr") for system in (FedAvg, FedSGD, FedProx)],
+        *[(system, {"lr": math.nan}, "lr") for system in (FedAvg, FedSGD, FedProx)],
+        *[(system, {"cohort": 0}, "cohort") for system in (FedAvg, FedSGD, FedProx)],
+        *[(system, {"local_steps": 0}, "local_steps") for system in (FedAvg, FedProx)],
+        *[(system, {"sampling_rate": 0.0}, "sampling_rate") for system in (FedAvg, FedProx)],
+        *[(system, {"sampling_rate": 1.5}, "sampling_rate") for system in (FedAvg, FedProx)],
+        (FedProx, {"proximal": -0.1}, "proximal"),
+        (FedProx, {"proximal": math.inf}, "proximal"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_by_name(system: type[System], options: dict, field: str) -> None:
+    with pytest.raises(BadInput, match=rf"^{field} "):
+        system(**options)
