@@ -14,6 +14,8 @@ Names are loaded when they are first used, so that `import dpfl` alone costs not
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from dpfl.errors import BadInput as BadInput
     from dpfl.errors import BudgetRefused as BudgetRefused

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dpfl import run_folder
+from dpfl import __version__, run_folder
 from dpfl.clients.reference import ReferenceClients
 from dpfl.config import Config, Settings
 from dpfl.errors import BadInput
@@ -229,9 +229,9 @@ def _finite(number: float) -> float | None:
 
 
 def _environment(federation: Federation, device: str, gradients: str) -> dict[str, Any]:
-    packages = ("dpfl", "torch", "numpy", "scipy")
+    packages = {name: version(name) for name in ("torch", "numpy", "scipy")}
     return {
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        "versions": {"python": platform.python_version(), "dpfl": __version__} | packages,
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "threads": torch.get_num_threads(),

@@ -1,9 +1,11 @@
 """The command line: parse, make one call, print. It decides nothing."""
 
 import sys
+from typing import Annotated
 
 import typer
 
+from dpfl import __version__
 from dpfl.errors import BadInput, BudgetRefused
 
 app = typer.Typer(
@@ -15,6 +17,21 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"dpfl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
 
 
 def main() -> None:

@@ -1,6 +1,8 @@
 """The certificate: what was promised, what was really spent, against whom, and what is not promised at all."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Context
 from typing import Any
 
 import numpy as np
@@ -108,15 +110,15 @@ def text(certificate: dict[str, Any]) -> str:
             _line("protects", "nothing: uploads carry no noise, and no finite ε holds against the server"),
             _line("left uncounted", "; ".join(certificate["uncounted"])),
         ])  # fmt: skip
-    claimed, server = certificate["claimed"], certificate["observers"]["server"]
+    spending = certificate["spending"]
     lines += [
         _line("protects", _PROTECTED[certificate["unit"], certificate["neighbours"]]),
         _line("against the server", "which sees every upload and knows who sent it"),
-        _line("  promised", f"ε = {claimed['epsilon']:g}, δ = {claimed['delta']:g}"),
         _line(
-            "  really spent",
-            f"ε ≤ {_up(server['epsilon'])}, δ = {server['delta']:g}   {_verdict(certificate)}",
+            "  promised",
+            f"ε = {_range(spending, 'claimed_epsilon', '{:g}'.format)}, δ = {_range(spending, 'delta', '{:g}'.format)}",
         ),
+        _line("  really spent", f"ε ≤ {_range(spending, 'server_epsilon', _up)}, at that δ   {_verdict(spending)}"),
         _line("  follows from", "the clipping that the clients performed, by exact Gaussian-DP accounting"),
         _line("left uncounted", "; ".join(certificate["uncounted"]) or "nothing"),
         _line("not promised", "anything about who took part, or how many records a client holds;"),
@@ -127,14 +129,20 @@ def text(certificate: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _verdict(certificate: dict[str, Any]) -> str:
-    over = [line for line in certificate["spending"] if line["server_epsilon"] > line["claimed_epsilon"]]
+def _verdict(spending: Sequence[dict[str, Any]]) -> str:
+    over = [line for line in spending if line["server_epsilon"] > line["claimed_epsilon"]]
     if not over:
         return "within the promise"
     worst = max(over, key=lambda line: line["server_epsilon"] / line["claimed_epsilon"])
     percent = 100 * (worst["server_epsilon"] / worst["claimed_epsilon"] - 1)
     shown = f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
-    return f"{shown} % MORE than promised, for {len(over)} of {certificate['clients']} clients"
+    return f"{shown} % MORE than promised, for {len(over)} of {len(spending)} clients"
+
+
+def _range(spending: Sequence[dict[str, Any]], key: str, show: Callable[[float], str]) -> str:
+    """Print one number where all clients agree, and from the least to the most where each has its own."""
+    low, high = (show(pick(line[key] for line in spending)) for pick in (min, max))
+    return high if low == high else f"{low} to {high}"
 
 
 def _up(epsilon: float) -> str:
@@ -143,8 +151,7 @@ def _up(epsilon: float) -> str:
     >>> _up(7.9999999), _up(0.64600309), _up(30.31744)
     ('8', '0.6461', '30.32')
     """
-    shown = f"{epsilon:.4g}"
-    return shown if float(shown) >= epsilon else f"{epsilon * (1 + 5e-4):.4g}"
+    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(repr(epsilon))):g}"
 
 
 def _line(label: str, content: str) -> str:

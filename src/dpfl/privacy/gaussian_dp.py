@@ -35,7 +35,7 @@ def epsilon_of(mu: ArrayLike, delta: ArrayLike) -> Array:
     """Return the smallest ε, rounded up, for which a release with parameter `mu` is (ε, δ)-DP; 0 for μ = 0.
 
     >>> round(float(epsilon_of(1.0, 1e-5)), 3)
-    4.378
+    4.377
     """
     mu, delta = np.broadcast_arrays(np.asarray(mu, float), np.asarray(delta, float))
     target = np.log(delta)

@@ -39,7 +39,7 @@ def test_a_tight_run_stays_within_the_promise() -> None:
     assert server.delta == 1e-3
     assert 8.0 * (1 - 1e-3) <= server.epsilon <= 8.0
     assert certificate.claimed == {"epsilon": 8.0, "delta": 1e-3}
-    assert spent_line(certificate).endswith("ε ≤ 8, δ = 0.001   within the promise")
+    assert spent_line(certificate).endswith("ε ≤ 8, at that δ   within the promise")
     assert [(line.client, line.replies) for line in certificate.spending] == [(0, 30), (1, 30), (2, 30)]
     assert all(line.server_epsilon <= 8.0 for line in certificate.spending)
 
@@ -48,7 +48,7 @@ def test_the_papers_calibration_shows_what_it_was_really_worth() -> None:
     # UDP's formula at a claimed ε = 20, δ = 1e-3 and all clients in every round: really 30.32, or 52 % more.
     certificate = certificate_of(UDP(epsilon=20.0, delta=1e-3, rounds=50, calibration="paper"))
     assert certificate.observers["server"].epsilon == pytest.approx(30.32, abs=0.005)
-    assert "ε ≤ 30.32, δ = 0.001   52 % MORE than promised, for 3 of 3 clients" in spent_line(certificate)
+    assert "ε ≤ 30.32, at that δ   52 % MORE than promised, for 3 of 3 clients" in spent_line(certificate)
     assert "ε = 20, δ = 0.001" in str(certificate)
     assert "paper calibration" in str(certificate)
     assert [line.claimed_epsilon for line in certificate.spending] == [20.0] * 3
