@@ -2,8 +2,9 @@
 
 import json
 import re
+import runpy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,9 +16,10 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import dpfl
+from dpfl.config import Settings
 from dpfl.orders import Gaussian, Order, RecordClip
 from dpfl.privacy.budget import Budget, Promise
-from dpfl.systems import State, System
+from dpfl.systems import SYSTEMS, State, System
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -171,3 +173,17 @@ def test_bad_input_from_python(make: Callable[[], object], words: str, tmp_path:
 
 def train_own(model: object, *, loss: object = functional.cross_entropy, **options: object) -> object:
     return dpfl.train(dpfl.UDP(), dpfl.federate(blobs(), clients=3, seed=1), model, loss=loss, **options)  # type: ignore[arg-type]
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(README.parent / "examples/own_model.py"))
+    printed = capsys.readouterr().out
+    assert "within the promise" in printed
+    assert "bank 0: promised ε = 2, spent ε ≤ 2.0000" in printed
+
+
+def test_the_docs_name_every_config_key() -> None:
+    words = (README.parent / "docs/commands.md").read_text(encoding="utf-8").split("## Config keys")[1]
+    for part in (Settings, *SYSTEMS.values()):
+        for field in fields(part):
+            assert f"`{field.name}`" in words
