@@ -169,6 +169,10 @@ def sensitivity(order: Order, *, records: int, unit: Unit, neighbours: Neighbour
     >>> sensitivity(order, records=100, unit="record", neighbours="replace", norm=2)
     0.01
     """
+    require_count("records", records, "a client without records has nothing to protect")
+    for field, value, known in (("unit", unit, Unit), ("neighbours", neighbours, Neighbours), ("norm", norm, Norm)):
+        if value not in get_args(known):
+            raise BadInput(f"{field} must be one of {', '.join(map(str, get_args(known)))}, was {value!r}; choose one")
     clip = order.clip
     if clip is None:
         raise BadInput(

@@ -116,17 +116,18 @@ def train(
     Raises BadInput before anything is written, and BudgetRefused where the clients' budgets end the training early.
     """
     streams = Streams(seed)
+    learner = _learner(model, loss, federation, streams)
+    choices: dict[str, Any] = {"model": learner.name, "evaluate_every": evaluate_every, "device": device, "seed": seed}
+    config = Config(system, Settings(**_recipe(federation), **choices))
     target = _device(device)
     folder = None if out is None else Path(out)
     if folder is not None:
         run_folder.claim(folder, force=force)
-    learner = _learner(model, loss, federation, streams)
     learner.module.to(target)
     validation, test = federation.validation.to(target), federation.test.to(target)
     with layer_randomness(streams.generator("probe"), target):
         learner.check(validation.x, validation.y)
         clients = ReferenceClients(learner, tuple(records.to(target) for records in federation.clients), streams)
-    config = _config(system, federation, model, learner, seed, device, evaluate_every)
     problem = Problem(federation.sizes, learner.dim, Schedule(system.cohorts(len(federation.clients)), streams))
     ledger = Ledger(system.promise(len(federation.clients)), federation.sizes)
     state = system.begin(problem, learner.weights())
@@ -139,13 +140,11 @@ def train(
         run_folder.write_json(folder, run_folder.ENVIRONMENT, environment)
 
     history: list[Metrics] = []
-    score = Score(math.nan, None)
     try:
         while state.round < state.rounds:
             state, outcome = play(system, state, ledger=ledger, clients=clients, model=learner, validation=validation)
             due = state.round % evaluate_every == 0 or state.round >= state.rounds
-            score = evaluate(learner, state.model, test) if due else Score(math.nan, None)
-            history.append(_metrics(state.round, outcome, score))
+            history.append(_metrics(state.round, outcome, evaluate(learner, state.model, test) if due else None))
             if folder is not None:
                 run_folder.append_metrics(folder, history[-1])
             if on_round is not None:
@@ -159,26 +158,17 @@ def train(
         )  # fmt: skip
         if folder is not None:
             _save(folder, learner, state.model, certificate, environment | {"seconds": round(seconds, 3)})
-    last = history[-1]
     return Run(
-        system.name,
-        state.round,
-        last["accuracy"],
-        last["loss"],
-        seconds,
-        history,
-        certificate,
-        folder,
-        learner.module,
+        system=system.name,
+        rounds=state.round,
+        accuracy=history[-1]["accuracy"],
+        loss=history[-1]["loss"],
+        seconds=seconds,
+        history=history,
+        certificate=certificate,
+        out=folder,
+        model=learner.module,
     )
-
-
-def _device(name: str) -> torch.device:
-    if name not in ("cpu", "cuda"):
-        raise BadInput(f"device must be cpu or cuda, was {name!r}; choose one")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise BadInput("device must be one that torch can use here, was 'cuda' and no GPU is visible; use cpu")
-    return torch.device(name)
 
 
 def _learner(model: str | nn.Module | None, loss: Loss | None, federation: Federation, streams: Streams) -> Model:
@@ -192,29 +182,26 @@ def _learner(model: str | nn.Module | None, loss: Loss | None, federation: Feder
     return Model(model, loss, classify=None if federation.classes is None else lambda outputs: outputs.argmax(-1))
 
 
-def _config(
-    system: System, federation: Federation, model: str | nn.Module | None, learner: Model, seed: int | None,
-    device: str, evaluate_every: int,
-) -> Config:  # fmt: skip
-    recipe = dict(federation.recipe or {"data": federation.name, "clients": len(federation.clients)})
-    data_seed = recipe.pop("seed", None)
-    if isinstance(model, nn.Module):
-        model = type(learner.module).__name__
-    settings = Settings(
-        **recipe, model=model or default_model(federation.name, federation.classes), evaluate_every=evaluate_every,
-        device="cuda" if device == "cuda" else "cpu", seed=seed, data_seed=data_seed,
-    )  # fmt: skip
-    return Config(system, settings)
+def _recipe(federation: Federation) -> dict[str, Any]:
+    """Return the settings that share the data out this way; data that was handed over is only named."""
+    recipe = federation.recipe or {"data": federation.name, "clients": len(federation.clients)}
+    return {"data_seed" if key == "seed" else key: value for key, value in recipe.items()}
 
 
-def _metrics(round: int, outcome: Outcome, score: Score) -> Metrics:
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device must be one that torch can use here, was 'cuda' and no GPU is visible; use cpu")
+    return torch.device(name)
+
+
+def _metrics(round: int, outcome: Outcome, test: Score | None) -> Metrics:
     """Return one line of the log. `loss` and `accuracy` are on the test split, for reporting only."""
     orders = list(outcome.orders.values())
     stds = [order.noise.std for order in orders if isinstance(order.noise, Gaussian)]
     return {
         "round": round,
-        "loss": _finite(score.loss),
-        "accuracy": score.accuracy,
+        "loss": None if test is None else _finite(test.loss),
+        "accuracy": None if test is None else test.accuracy,
         "validation_loss": _finite(outcome.validation.loss),
         "validation_accuracy": outcome.validation.accuracy,
         "noise_std": sum(stds) / len(stds) if stds else None,  # mean over the cohort

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import pytest
 from safetensors.torch import load_file
 
 from dpfl.cli import main
+from dpfl.orders import sensitivity
+from dpfl.systems import udp
 
 QUICK = ["--clients", "5", "--rounds", "3"]
 
@@ -180,3 +184,36 @@ def test_an_existing_folder_is_an_error_unless_forced(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in (tmp_path / "r").iterdir()} == before
     run_json("udp", *QUICK, "--seed", "2", "--out", "r", "--force", cwd=tmp_path)
     assert tomllib.loads((tmp_path / "r/config.toml").read_text())["seed"] == 2
+
+
+def test_an_interrupted_run_says_where_its_rounds_are(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("dpfl")), "run", "udp", "--rounds", "100000", "--out", "r"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "r/metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.strip().endswith("the run was interrupted; its finished rounds are in r")
+    assert {"certificate.json", "model.safetensors"} <= {path.name for path in (tmp_path / "r").iterdir()}
+
+
+def test_a_refused_budget_is_exit_code_three(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Planned noise never overdraws, so the plan is made wrong: noise for half of the sensitivity that is priced."""
+    monkeypatch.setattr(udp, "sensitivity", lambda *args, **kwargs: sensitivity(*args, **kwargs) / 2)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["dpfl", "run", "udp", "--rounds", "8", "--clients", "3", "--out", "r", "--json"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    printed = capsys.readouterr()
+    assert end.value.code == 3
+    assert printed.out == ""
+    (sentence,) = printed.err.strip().splitlines()
+    assert "budget" in sentence
+    assert "the rounds before it are in r" in sentence
+    spent = json.loads((tmp_path / "r/certificate.json").read_text())
+    assert spent["rounds"] == 2  # each round costs four times its share of the eight
+    assert spent["observers"]["server"]["epsilon"] <= 8.0

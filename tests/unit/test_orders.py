@@ -135,3 +135,18 @@ def test_releases_and_rates() -> None:
     assert Order(steps=4, learning_rate=0.1).releases == 1
     assert Order(steps=2, learning_rate=0.1).learning_rates == (0.1, 0.1)
     assert Order(steps=1, learning_rate=0.1).batch == Full()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"unit": "user"}, "unit"),
+        ({"neighbours": "swap"}, "neighbours"),
+        ({"norm": 3}, "norm"),
+        ({"records": 0}, "records"),
+    ],
+)
+def test_a_misspelt_question_gets_no_answer(wrong: dict, field: str) -> None:
+    question = {"records": 10, "unit": "record", "neighbours": "replace", "norm": 2}
+    with pytest.raises(BadInput, match=f"{field} must be"):
+        sensitivity(Order(steps=1, learning_rate=0.1, clip=RecordClip(1.0)), **(question | wrong))

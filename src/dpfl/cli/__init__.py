@@ -11,10 +11,10 @@ from dpfl.errors import BadInput, BudgetRefused
 app = typer.Typer(
     name="dpfl",
     help="Differentially private federated learning, with a certificate of the privacy really spent.",
-    epilog="**Start here**  `dpfl run udp --data digits --epsilon 8 --delta 1e-3`",
+    epilog="[bold]Start here[/bold]  dpfl run udp --data digits --epsilon 8 --delta 1e-3",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -48,8 +48,6 @@ def _exit_code() -> int:
         return _say(str(problem), 3)
     except BadInput as problem:
         return _say(str(problem), 2)
-    except (KeyboardInterrupt, typer.Abort):
-        return _say("interrupted; the rounds that were finished are in the run folder", 130)
     except Exception as problem:
         # A wrong option. Its class lives in click for older typers and inside typer for newer ones.
         if not hasattr(problem, "format_message"):

@@ -9,7 +9,7 @@ import typer
 from dpfl.cli import app
 
 
-@app.command(epilog="**Example**  `dpfl report runs/demo`")
+@app.command(epilog="[bold]Example[/bold]  dpfl report runs/demo")
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,

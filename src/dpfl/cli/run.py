@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpfl.cli import app
-from dpfl.errors import BadInput
+from dpfl.errors import BadInput, BudgetRefused
 
 if TYPE_CHECKING:
     from dpfl.training import Run
 
-_EPILOG = """
-**Examples**
+_EPILOG = """[bold]Examples[/bold]
 
-`dpfl run udp --data digits --clients 20 --epsilon 8 --delta 1e-3`
+dpfl run udp --data digits --clients 20 --epsilon 8 --delta 1e-3
 
-`dpfl run fedavg --data digits --partition dirichlet:0.5 --local-steps 5 --seed 7 --out runs/first`
+dpfl run fedavg --partition dirichlet:0.5 --local-steps 5 --seed 7 --out runs/first
 
-`dpfl run runs/first/config.toml --out runs/again`
+dpfl run runs/first/config.toml --out runs/again
 
-`dpfl run udp --set model=mlp --set sizes=800 --data mnist --clients 50 --json`
+dpfl run udp --data mnist --clients 50 --set sizes=800 --set model=mlp --json
 
 Exit code 0 = done, 2 = bad input (nothing is written), 3 = the privacy budget refused.
 """
@@ -88,8 +87,15 @@ def run(
     table |= dict(map(_pair, set_ or []))
     parsed = config.parse(table)
     folder = out or _fresh_folder(f"{parsed.system.name}-{parsed.settings.data}")
-    with _Progress(parsed.system.rounds) as progress:
-        finished = training.run(parsed, out=folder, force=force, on_round=progress.show)
+    try:
+        with _Progress(parsed.system.rounds) as progress:
+            finished = training.run(parsed, out=folder, force=force, on_round=progress.show)
+    except BudgetRefused as refusal:
+        raise BudgetRefused(f"{refusal} (the rounds before it are in {folder})") from None
+    except KeyboardInterrupt:
+        kept = f"its finished rounds are in {folder}" if folder.exists() else "nothing was written"
+        print(f"dpfl: the run was interrupted; {kept}", file=sys.stderr)
+        raise typer.Exit(130) from None
     print(json.dumps(finished.to_dict(), ensure_ascii=False) if as_json else _summary(finished))
 
 

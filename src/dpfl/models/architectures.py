@@ -162,7 +162,7 @@ def build(name: str, *, shape: Shape, classes: int | None, rng: Generator) -> Mo
         module = architecture.build(shape, classes or 1)
     module.to_empty(device="cpu")
     _fill(module, rng)
-    return Model(module, architecture.loss, classify=architecture.classify, ridge=architecture.ridge)
+    return Model(module, architecture.loss, classify=architecture.classify, ridge=architecture.ridge, name=name)
 
 
 def _fill(module: nn.Module, rng: Generator) -> None:

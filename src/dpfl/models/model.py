@@ -25,13 +25,16 @@ class Model:
         *,
         classify: Callable[[Tensor], Tensor] | None = None,
         ridge: float = 0.0,
+        name: str | None = None,
     ) -> None:
         """Wrap `module`.
 
         loss: maps (outputs [B, ...], targets [B]) to one value a record, or to their mean.
         classify: maps outputs to class labels; None for regression.
         ridge: κ of a penalty κ/2·‖w‖² that is part of every record's loss, and so is clipped with it.
+        name: what the config calls it; the module's class when left out.
         """
+        self.name = name or type(module).__name__
         _refuse_shared_statistics(module)
         self.module, self.loss, self.classify, self.ridge = module, loss, classify, ridge
         self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
