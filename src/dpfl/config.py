@@ -45,7 +45,7 @@ class Settings:
 class Config:
     """A complete description of a run."""
 
-    system: System
+    system: System[Any]
     settings: Settings
 
     def to_toml(self) -> str:

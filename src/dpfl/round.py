@@ -12,7 +12,7 @@ from dpfl.orders import Order
 from dpfl.privacy.ledger import Charged, Ledger
 from dpfl.server.aggregation import aggregate
 from dpfl.server.evaluation import Score, evaluate
-from dpfl.systems import Feedback, State, System
+from dpfl.systems import Feedback, S, System
 
 
 class Clients(Protocol):
@@ -32,8 +32,8 @@ class Outcome:
 
 
 def play(
-    system: System, state: State, *, ledger: Ledger, clients: Clients, model: Model, validation: Records
-) -> tuple[State, Outcome]:
+    system: System[S], state: S, *, ledger: Ledger, clients: Clients, model: Model, validation: Records
+) -> tuple[S, Outcome]:
     """Play the next round of `state` and return where the training stands after it."""
     orders = system.orders(state)  # who takes part, and what they are asked to do
     charged = ledger.charge(orders)  # each budget pays first, or its client sits this round out

@@ -93,7 +93,7 @@ def run(config: Config, *, out: Path | None = None, force: bool = False, on_roun
 
 
 def train(
-    system: System,
+    system: System[Any],
     federation: Federation,
     model: str | nn.Module | None = None,
     *,

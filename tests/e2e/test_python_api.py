@@ -87,7 +87,7 @@ def test_clients_with_their_own_budgets_spend_no_more_than_theirs() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spendthrift(System):
+class Spendthrift(System[State]):
     """Promises far less than it orders: only the ledger stands between it and the clients' records."""
 
     name: ClassVar[str] = "spendthrift"

@@ -1,6 +1,7 @@
 """What was promised: a budget for each client, and to whom and about what it is a promise."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,11 +37,22 @@ class Budget:
             )
 
 
-def budgets(epsilon: float | tuple[float, ...], delta: float | tuple[float, ...], clients: int) -> tuple[Budget, ...]:
-    """Give every client its budget: one number for all, or one for each client."""
+PerClient = float | Sequence[float]  # one number for all clients, or one for each
+
+
+def require_budgets(epsilon: PerClient, delta: PerClient) -> None:
+    """Check every number of a budget before it is known how many clients there are."""
+    for one in _each(epsilon):
+        Budget(one, 0.5)
+    for one in _each(delta):
+        Budget(1.0, one)
+
+
+def budgets(epsilon: PerClient, delta: PerClient, clients: int) -> tuple[Budget, ...]:
+    """Give every client its budget."""
     columns = []
     for field, value in (("epsilon", epsilon), ("delta", delta)):
-        column = [float(value)] * clients if isinstance(value, (int, float)) else [float(one) for one in value]
+        column = _each(value) * (clients if isinstance(value, (int, float)) else 1)
         if len(column) != clients:
             raise BadInput(
                 f"{field} must be one number or one for each of the {clients} clients, was {len(column)} numbers;"
@@ -48,6 +60,10 @@ def budgets(epsilon: float | tuple[float, ...], delta: float | tuple[float, ...]
             )
         columns.append(column)
     return tuple(Budget(*pair) for pair in zip(*columns, strict=True))
+
+
+def _each(value: PerClient) -> tuple[float, ...]:
+    return (float(value),) if isinstance(value, (int, float)) else tuple(map(float, value))
 
 
 @dataclass(frozen=True, kw_only=True)

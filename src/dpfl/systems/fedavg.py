@@ -9,7 +9,7 @@ from dpfl.systems.system import State, System, batch_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(System):
+class FedAvg(System[State]):
     """E local steps at every client of the cohort, averaged by the number of records."""
 
     name: ClassVar[str] = "fedavg"

@@ -10,7 +10,7 @@ from dpfl.systems.system import State, System, batch_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProx(System):
+class FedProx(System[State]):
     """E local steps on F_i(w) + (μ/2)‖w − broadcast‖² at every client, averaged by the number of records."""
 
     name: ClassVar[str] = "fedprox"

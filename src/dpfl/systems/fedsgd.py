@@ -8,7 +8,7 @@ from dpfl.systems.system import State, System
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedSGD(System):
+class FedSGD(System[State]):
     """One gradient step at every client of the cohort, averaged by the number of records."""
 
     name: ClassVar[str] = "fedsgd"

@@ -8,7 +8,7 @@ here; a system's own file holds what is special about it.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar, cast
 
 from torch import Tensor
 
@@ -43,6 +43,9 @@ class State:
         return self.problem.schedule.cohort(self.round + 1)
 
 
+S = TypeVar("S", bound=State)
+
+
 @dataclass(frozen=True)
 class Feedback:
     """What the server learned in a round, from public data alone."""
@@ -51,8 +54,11 @@ class Feedback:
 
 
 @dataclass(frozen=True, kw_only=True)
-class System(ABC):
-    """A federated algorithm. `name` is what the command line calls it; its dataclass fields are its options."""
+class System(ABC, Generic[S]):
+    """A federated algorithm whose states are of type S.
+
+    `name` is what the command line calls it; its dataclass fields are its options.
+    """
 
     name: ClassVar[str]
     rounds: int
@@ -68,7 +74,7 @@ class System(ABC):
             require_count("cohort", self.cohort, "leave it out for all clients")
 
     @abstractmethod
-    def orders(self, state: State) -> dict[int, Order]:
+    def orders(self, state: S) -> dict[int, Order]:
         """Decide what each client of the next cohort does."""
 
     def promise(self, clients: int) -> Promise | None:
@@ -79,16 +85,16 @@ class System(ABC):
         """Return the rule by which clients are chosen: K at random a round, or all."""
         return Everyone(clients) if self.cohort in (None, clients) else RandomK(clients, self.cohort or clients)
 
-    def begin(self, problem: Problem, model: Tensor) -> State:
-        """Stand at the first round."""
-        return State(problem=problem, model=model, rounds=self.rounds)
+    def begin(self, problem: Problem, model: Tensor) -> S:
+        """Stand at the first round; a system that extends the state begins by itself."""
+        return cast(S, State(problem=problem, model=model, rounds=self.rounds))
 
-    def weights(self, state: State, answered: Sequence[int]) -> dict[int, float]:
+    def weights(self, state: S, answered: Sequence[int]) -> dict[int, float]:
         """Decide how much each update counts: n_i/Σ n_j over the clients that answered."""
         total = sum(state.problem.sizes[client] for client in answered)
         return {client: state.problem.sizes[client] / total for client in answered}
 
-    def adapt(self, state: State, feedback: Feedback) -> State:
+    def adapt(self, state: S, feedback: Feedback) -> S:
         """Change what is to change for the next round: nothing, for a system without a controller."""
         return state
 

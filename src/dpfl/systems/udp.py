@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpfl.errors import require_positive
 from dpfl.orders import Gaussian, Order, RecordClip, sensitivity
-from dpfl.privacy.budget import Budget, Calibration, Promise, budgets
+from dpfl.privacy.budget import Calibration, Promise, budgets, require_budgets
 from dpfl.privacy.calibration import gaussian_noise_stds
 from dpfl.privacy.claims import udp_noise_std
 from dpfl.systems.system import Problem, State, System
@@ -26,7 +26,7 @@ class UDPState(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UDP(System):
+class UDP(System[UDPState]):
     """K random clients, w_i = w − (η/n_i)·Σ_m clip(g_{i,m}, C) + N(0, σ_i²I), weighed by n_i."""
 
     name: ClassVar[str] = "udp"
@@ -40,9 +40,7 @@ class UDP(System):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive("clip", self.clip, "try 1.0")
-        for epsilon in self.epsilon if isinstance(self.epsilon, tuple) else (self.epsilon,):
-            for delta in self.delta if isinstance(self.delta, tuple) else (self.delta,):
-                Budget(epsilon, delta)
+        require_budgets(self.epsilon, self.delta)
 
     def promise(self, clients: int) -> Promise:
         """Promise (ε_i, δ_i) for a record, against the server."""
@@ -53,14 +51,12 @@ class UDP(System):
             calibration=self.calibration,
         )
 
-    def begin(self, problem: Problem, model: Tensor) -> State:
+    def begin(self, problem: Problem, model: Tensor) -> UDPState:
         """Choose each client's noise for the whole training."""
         return UDPState(problem=problem, model=model, rounds=self.rounds, noise_stds=tuple(self._noise_stds(problem)))
 
-    def orders(self, state: State) -> dict[int, Order]:
+    def orders(self, state: UDPState) -> dict[int, Order]:
         """Order one clipped step, with each client's own noise on the upload."""
-        if not isinstance(state, UDPState):
-            raise TypeError(f"a state of udp comes from its begin(), not {type(state).__name__}")
         return {client: self._order(Gaussian(state.noise_stds[client])) for client in state.cohort}
 
     def _order(self, noise: Gaussian | None) -> Order:
