@@ -127,13 +127,15 @@ def train(
     validation, test = federation.validation.to(target), federation.test.to(target)
     with layer_randomness(streams.generator("probe"), target):
         learner.check(validation.x, validation.y)
-        clients = ReferenceClients(learner, tuple(records.to(target) for records in federation.clients), streams)
+        vectorised = learner.vectorises(validation.x, validation.y)
+    records = tuple(records.to(target) for records in federation.clients)
+    clients = ReferenceClients(learner, records, streams, vectorised=vectorised)
     problem = Problem(federation.sizes, learner.dim, Schedule(system.cohorts(len(federation.clients)), streams))
     ledger = Ledger(system.promise(len(federation.clients)), federation.sizes)
     state = system.begin(problem, learner.weights())
 
     started = time.perf_counter()
-    environment = _environment(federation, device, "at once" if clients.vectorised else "one by one")
+    environment = _environment(federation, device, "at once" if vectorised else "one by one")
     if folder is not None:
         note = "" if federation.recipe is not None and not isinstance(model, nn.Module) else _OWN
         run_folder.create(folder, note + config.to_toml())

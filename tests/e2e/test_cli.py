@@ -169,7 +169,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     printed = capsys.readouterr()
     assert end.value.code == 2
     assert printed.out == ""
-    (sentence,) = printed.err.strip().splitlines()
+    (sentence,) = printed.err.splitlines()
     for word in words:
         assert word in sentence
     assert list(tmp_path.iterdir()) == []

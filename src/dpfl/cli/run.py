@@ -129,15 +129,18 @@ class _Progress:
         self.task = self.bar.add_task("", total=rounds, note="starting")
 
     def __enter__(self) -> "_Progress":
-        self.bar.start()
+        if self.bar.console.is_terminal:  # elsewhere a bar cannot be taken back if the run never begins
+            self.bar.start()
         return self
 
     def __exit__(self, problem: type[BaseException] | None, *_: object) -> None:
-        self.bar.live.transient = problem is not None  # an error is one sentence, without a bar above it
-        self.bar.stop()
+        if self.bar.live.is_started:
+            self.bar.live.transient = problem is not None  # an error is one sentence, without a bar above it
+            self.bar.stop()
 
     def show(self, metrics: dict[str, Any]) -> None:
         """Move the bar by one round."""
+        self.bar.start()
         note = "diverged" if metrics["validation_loss"] is None else f"loss {metrics['validation_loss']:.3f}"
         if metrics["validation_accuracy"] is not None:
             note += f"  accuracy {100 * metrics['validation_accuracy']:.1f} %"

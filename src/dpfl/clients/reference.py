@@ -22,9 +22,15 @@ _GRADIENT_ENTRIES = 2**22
 class ReferenceClients:
     """The clients of a federation, visited one after the other; the order of visits changes nothing."""
 
-    def __init__(self, model: Model, records: tuple[Records, ...], streams: Streams) -> None:
-        self.model, self.records, self.streams = model, records, streams
-        self.vectorised = model.vectorises(records[0].x, records[0].y)
+    def __init__(
+        self, model: Model, records: tuple[Records, ...], streams: Streams, *, vectorised: bool = True
+    ) -> None:
+        """Take the model, each client's records and the streams of the run.
+
+        vectorised: whether the model gives the gradients of many records at once (`Model.vectorises`, which is asked
+            with public records: even so small an answer would be one about private ones).
+        """
+        self.model, self.records, self.streams, self.vectorised = model, records, streams, vectorised
 
     def perform(self, charged: Mapping[int, Charged], broadcast: Tensor, round: int) -> dict[int, Tensor]:
         """Return what each client of the cohort uploads: its update [d], noised as it was ordered."""

@@ -18,7 +18,7 @@ class Budget:
     >>> Budget(epsilon=0, delta=1e-5)
     Traceback (most recent call last):
     ...
-    dpfl.errors.BadInput: epsilon must be a finite number above 0, was 0; raise it, or run fedavg for no privacy at all
+    dpfl.errors.BadInput: epsilon must be a finite number above 0, was 0; grant some, such as 8, or run fedavg
     """
 
     epsilon: float
@@ -27,8 +27,7 @@ class Budget:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise BadInput(
-                f"epsilon must be a finite number above 0, was {self.epsilon!r};"
-                " raise it, or run fedavg for no privacy at all"
+                f"epsilon must be a finite number above 0, was {self.epsilon!r}; grant some, such as 8, or run fedavg"
             )
         if not 0 < self.delta < 1:
             raise BadInput(

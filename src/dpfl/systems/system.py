@@ -83,7 +83,9 @@ class System(ABC, Generic[S]):
 
     def cohorts(self, clients: int) -> CohortRule:
         """Return the rule by which clients are chosen: K at random a round, or all."""
-        return Everyone(clients) if self.cohort in (None, clients) else RandomK(clients, self.cohort or clients)
+        if self.cohort is None or self.cohort == clients:
+            return Everyone(clients)
+        return RandomK(clients, self.cohort)
 
     def begin(self, problem: Problem, model: Tensor) -> S:
         """Stand at the first round; a system that extends the state begins by itself."""
