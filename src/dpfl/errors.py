@@ -1,7 +1,7 @@
 """The two ways dpfl says no: the input cannot be used, or the privacy budget cannot pay.
 
 Each message is one sentence that names the field, says what it must be and what it was, and ends in a way out.
-The command line turns them into exit codes 2 and 3; nothing has been written by then.
+The command line turns them into exit codes 2 (before anything is written) and 3 (finished rounds are kept).
 """
 
 import difflib
@@ -43,6 +43,12 @@ def require_positive(field: str, value: float, way_out: str) -> None:
     """Refuse a number that is not finite and above zero (NaN included)."""
     if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
         raise BadInput(f"{field} must be a finite number above 0, was {value!r}; {way_out}")
+
+
+def require_not_negative(field: str, value: float, way_out: str) -> None:
+    """Refuse a number that is not finite or below zero (NaN included)."""
+    if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
+        raise BadInput(f"{field} must be a finite number of at least 0, was {value!r}; {way_out}")
 
 
 def require_count(field: str, value: int, way_out: str, *, at_least: int = 1) -> None:

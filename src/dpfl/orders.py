@@ -6,11 +6,10 @@ sentence where no bound is proved.
 """
 
 import json
-import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from dpfl.errors import BadInput, require_count, require_positive
+from dpfl.errors import BadInput, require_count, require_not_negative, require_positive
 
 Unit = Literal["record", "client"]
 Neighbours = Literal["replace", "add-remove"]
@@ -102,8 +101,7 @@ class Order:
                 f"lr must hold one rate for each of the {self.steps} steps, was {len(rates)} rates; give one number"
                 " to use it for every step"
             )
-        if not (math.isfinite(self.proximal) and self.proximal >= 0):
-            raise BadInput(f"proximal must be a finite number of at least 0, was {self.proximal!r}; use 0 for no pull")
+        require_not_negative("proximal", self.proximal, "use 0 for no pull")
         if self.noise_on not in ("step", "upload"):
             raise BadInput(f"noise_on must be 'step' or 'upload', was {self.noise_on!r}; choose one of the two")
 
@@ -117,6 +115,13 @@ class Order:
     def releases(self) -> int:
         """Return how many noised values this round lets out, each of the sensitivity derived below."""
         return self.steps if self.noise_on == "step" else 1
+
+    def divisor(self, records: int) -> float:
+        """Return what a sum of record gradients is divided by: the expected batch size, which is public.
+
+        The bound is derived and the client divides with this one number; were there two, the bound could be wrong.
+        """
+        return records * (self.batch.sampling_rate if isinstance(self.batch, Poisson) else 1.0)
 
     def to_json(self) -> str:
         """Write the order as one line of JSON.
@@ -197,7 +202,7 @@ def sensitivity(order: Order, *, records: int, unit: Unit, neighbours: Neighbour
     same_model, other_model = _gradient_distances(order, clip, records=records, unit=unit, neighbours=neighbours)
     if order.noise_on == "step":
         # Each noised step is a release of its own: given what came before, both runs stand at the same model.
-        return same_model * (_divisor(order, records) if isinstance(clip, RecordClip) else 1.0)
+        return same_model * (order.divisor(records) if isinstance(clip, RecordClip) else 1.0)
 
     # Upload after E steps. The runs start at one model; from the second step on they stand at different ones. The
     # proximal pull w − η·μ·(w − broadcast) touches no data and scales the distance by |1 − η·μ|.
@@ -208,23 +213,18 @@ def sensitivity(order: Order, *, records: int, unit: Unit, neighbours: Neighbour
     return distance
 
 
-def _divisor(order: Order, records: int) -> float:
-    """Return what a sum of record gradients is divided by: the expected batch size, which is public."""
-    return records * (order.batch.sampling_rate if isinstance(order.batch, Poisson) else 1.0)
-
-
 def _gradient_distances(
     order: Order, clip: RecordClip | ClientClip, *, records: int, unit: Unit, neighbours: Neighbours
 ) -> tuple[float, float]:
     """Bound the distance between the two runs' clipped gradients: at the same model, and at different models."""
     bound = clip.clip_norm
     if unit == "client" and neighbours == "add-remove":
-        whole = bound if isinstance(clip, ClientClip) else bound * records / _divisor(order, records)
+        whole = bound if isinstance(clip, ClientClip) else bound * records / order.divisor(records)
         return whole, whole  # the removed client's gradients are zero wherever it stands
     if isinstance(clip, ClientClip):
         # One record without a bound of its own can turn the clipped gradient around, added, removed or replaced.
         return 2 * bound, 2 * bound
-    per_record = bound / _divisor(order, records)
+    per_record = bound / order.divisor(records)
     if unit == "client":
         return 2 * per_record * records, 2 * per_record * records
     if neighbours == "replace":

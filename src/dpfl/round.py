@@ -43,5 +43,5 @@ def play(
     score = evaluate(model, moved, validation)  # on public data only
     after = replace(state, model=moved, round=state.round + 1)
     after = system.adapt(after, Feedback(score.loss))  # the next round may be ordered differently
-    paid = {client: charged[client].order for client in charged}
+    paid = {client: receipt.order for client, receipt in charged.items()}
     return after, Outcome(paid, tuple(sorted(orders.keys() - charged.keys())), score)

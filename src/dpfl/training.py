@@ -67,7 +67,7 @@ def run(config: Config, *, out: Path | None = None, force: bool = False, on_roun
     """Carry out a config from data to certificate."""
     settings = config.settings
     if out is not None:
-        run_folder.claim(out, force=force)
+        run_folder.claim(out, force=force)  # before the data is loaded, which can take a while
     federation = federate(
         settings.data,
         clients=settings.clients,

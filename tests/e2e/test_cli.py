@@ -7,14 +7,16 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from dpfl.cli import main
+from dpfl.federation import LOADERS
 from dpfl.orders import sensitivity
-from dpfl.systems import udp
+from dpfl.systems import SYSTEMS, udp
 
 QUICK = ["--clients", "5", "--rounds", "3"]
 
@@ -124,6 +126,32 @@ def test_help_is_worth_reading(command: list[str], tmp_path: Path) -> None:
     assert "dpfl run" in done.stdout or f"dpfl {command[0]}" in done.stdout  # an example to copy
 
 
+def test_the_help_names_every_system_and_data_set(tmp_path: Path) -> None:
+    words = dpfl("run", "--help", cwd=tmp_path).stdout.replace(",", " ").replace(".", " ").split()
+    assert SYSTEMS.keys() <= set(words)
+    assert LOADERS.keys() <= set(words)
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Run the command line in this process, expect it to say no, and return its exit code and its one sentence."""
+
+    def call(*args: str) -> tuple[int, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("DPFL_DATA", str(tmp_path / "no-such-place"))
+        monkeypatch.setattr(sys, "argv", ["dpfl", *args])
+        with pytest.raises(SystemExit) as end:
+            main()
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        (sentence,) = printed.err.splitlines()
+        return end.value.code, sentence
+
+    return call
+
+
 BAD = {
     "epsilon": (["udp", "--epsilon", "0"], ["epsilon", "above 0", "0.0"]),
     "epsilon below zero": (["udp", "--epsilon", "-3"], ["epsilon", "-3"]),
@@ -155,21 +183,10 @@ BAD = {
 
 @pytest.mark.parametrize(("args", "words"), BAD.values(), ids=BAD.keys())
 def test_bad_input_is_one_sentence_and_nothing_is_written(
-    args: list[str],
-    words: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    args: list[str], words: list[str], refused: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DPFL_DATA", str(tmp_path / "no-such-place"))
-    monkeypatch.setattr(sys, "argv", ["dpfl", "run", *args, "--json"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    printed = capsys.readouterr()
-    assert end.value.code == 2
-    assert printed.out == ""
-    (sentence,) = printed.err.splitlines()
+    code, sentence = refused("run", *args, "--json")
+    assert code == 2
     for word in words:
         assert word in sentence
     assert list(tmp_path.iterdir()) == []
@@ -200,18 +217,12 @@ def test_an_interrupted_run_says_where_its_rounds_are(tmp_path: Path) -> None:
 
 
 def test_a_refused_budget_is_exit_code_three(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    refused: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planned noise never overdraws, so the plan is made wrong: noise for half of the sensitivity that is priced."""
     monkeypatch.setattr(udp, "sensitivity", lambda *args, **kwargs: sensitivity(*args, **kwargs) / 2)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["dpfl", "run", "udp", "--rounds", "8", "--clients", "3", "--out", "r", "--json"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    printed = capsys.readouterr()
-    assert end.value.code == 3
-    assert printed.out == ""
-    (sentence,) = printed.err.strip().splitlines()
+    code, sentence = refused("run", "udp", "--rounds", "8", "--clients", "3", "--out", "r", "--json")
+    assert code == 3
     assert "budget" in sentence
     assert "the rounds before it are in r" in sentence
     spent = json.loads((tmp_path / "r/certificate.json").read_text())

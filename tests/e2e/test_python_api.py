@@ -187,3 +187,9 @@ def test_the_docs_name_every_config_key() -> None:
     for part in (Settings, *SYSTEMS.values()):
         for field in fields(part):
             assert f"`{field.name}`" in words
+
+
+def test_every_public_name_is_there() -> None:
+    assert {name for name in dpfl.__all__ if not hasattr(dpfl, name)} == set()
+    with pytest.raises(AttributeError, match="no 'nothing'"):
+        _ = dpfl.nothing

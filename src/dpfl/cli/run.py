@@ -115,7 +115,10 @@ def _fresh_folder(stem: str) -> Path:
 
 
 class _Progress:
-    """A live bar on stderr, so that stdout stays for the result."""
+    """A live bar on stderr, so that stdout stays for the result; where nobody looks on, only its last state.
+
+    When the run fails it leaves no trace: an error is one sentence, with nothing above it.
+    """
 
     def __init__(self, rounds: int) -> None:
         from rich.console import Console
@@ -129,18 +132,18 @@ class _Progress:
         self.task = self.bar.add_task("", total=rounds, note="starting")
 
     def __enter__(self) -> "_Progress":
-        if self.bar.console.is_terminal:  # elsewhere a bar cannot be taken back if the run never begins
+        if self.bar.console.is_terminal:
             self.bar.start()
         return self
 
     def __exit__(self, problem: type[BaseException] | None, *_: object) -> None:
-        if self.bar.live.is_started:
-            self.bar.live.transient = problem is not None  # an error is one sentence, without a bar above it
+        self.bar.live.transient = problem is not None
+        if self.bar.console.is_terminal or problem is None:
+            self.bar.start()  # does nothing where it has started already
             self.bar.stop()
 
     def show(self, metrics: dict[str, Any]) -> None:
         """Move the bar by one round."""
-        self.bar.start()
         note = "diverged" if metrics["validation_loss"] is None else f"loss {metrics['validation_loss']:.3f}"
         if metrics["validation_accuracy"] is not None:
             note += f"  accuracy {100 * metrics['validation_accuracy']:.1f} %"

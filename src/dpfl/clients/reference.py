@@ -95,8 +95,7 @@ def _clipped_gradient(
     like any other, because a step without noise would tell that it was empty.
     """
     order = charged.order
-    rate = order.batch.sampling_rate if isinstance(order.batch, Poisson) else 1.0
-    expected = rate * charged.records
+    expected = order.divisor(charged.records)
     step_noise = order.noise if order.noise_on == "step" else None
 
     if isinstance(order.clip, RecordClip):

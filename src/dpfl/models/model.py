@@ -76,7 +76,7 @@ class Model:
     def check(self, x: Tensor, y: Tensor) -> None:
         """Refuse a module or loss that cannot take these records [B, ...], before anything is spent on them."""
         x, y = x[:2], y[:2]
-        parameters = self.split(self.weights().to(x.device))
+        parameters = self.split(self.weights())
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         try:
             self.module.train()
@@ -110,7 +110,7 @@ class Model:
         """Tell whether per-record gradients can be computed for many records at once (torch.func.vmap)."""
         self.module.train()
         try:
-            self.record_gradients(self.weights().to(x.device), x[:2], y[:2], vectorised=True)
+            self.record_gradients(self.weights(), x[:2], y[:2], vectorised=True)
         except RuntimeError:  # in-place updates, control flow on values: such records are taken one by one instead
             return False
         return True

@@ -1,11 +1,10 @@
 """What was promised: a budget for each client, and to whom and about what it is a promise."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dpfl.errors import BadInput
+from dpfl.errors import BadInput, require_positive
 from dpfl.orders import Neighbours, Unit
 
 Calibration = Literal["tight", "paper"]
@@ -25,10 +24,7 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise BadInput(
-                f"epsilon must be a finite number above 0, was {self.epsilon!r}; grant some, such as 8, or run fedavg"
-            )
+        require_positive("epsilon", self.epsilon, "grant some, such as 8, or run fedavg")
         if not 0 < self.delta < 1:
             raise BadInput(
                 f"delta must lie strictly between 0 and 1, was {self.delta!r};"

@@ -1,10 +1,9 @@
 """FedProx without privacy: FedAvg whose clients are pulled towards the broadcast model (Li et al., 2020)."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpfl.errors import BadInput, require_count
+from dpfl.errors import require_count, require_not_negative
 from dpfl.orders import Order
 from dpfl.systems.system import State, System, batch_of
 
@@ -24,8 +23,7 @@ class FedProx(System[State]):
         super().__post_init__()
         require_count("local_steps", self.local_steps, "take at least one local step a round")
         batch_of(self.sampling_rate)
-        if not (math.isfinite(self.proximal) and self.proximal >= 0):
-            raise BadInput(f"proximal must be a finite number of at least 0, was {self.proximal!r}; use 0 for no pull")
+        require_not_negative("proximal", self.proximal, "use 0 for no pull")
 
     def orders(self, state: State) -> dict[int, Order]:
         """Order the same proximal local training from everyone."""
