@@ -6,6 +6,7 @@ neither knows is refused. Writing is done here because the standard library only
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -35,6 +36,7 @@ class Settings:
     device: Literal["cpu", "cuda"] = "cpu"
     seed: int | None = None  # None: noise from the operating system, which nobody can repeat
     data_seed: int | None = None  # for sharing out the data; None: the seed
+    ledger: str | None = None  # an existing ledger file that many runs share; None: one in the run folder
 
     def __post_init__(self) -> None:
         fit_fields(self)
@@ -95,13 +97,14 @@ def read(path: Path) -> dict[str, Any]:
 def literal(text: str) -> Any:
     """Read the value of `key=value` as TOML would, or as a plain word.
 
-    >>> literal("0.5"), literal("[1, 2]"), literal("dirichlet:0.1")
-    (0.5, [1, 2], 'dirichlet:0.1')
+    >>> literal("0.5"), literal(".5"), literal("[1, 2]"), literal("dirichlet:0.1")
+    (0.5, 0.5, [1, 2], 'dirichlet:0.1')
     """
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
+        # TOML wants digits on both sides of a point; people do not.
+        return float(text) if re.fullmatch(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?", text) else text
 
 
 def _toml(value: Any) -> str:

@@ -20,6 +20,10 @@ class BudgetRefused(RuntimeError):
     """A ledger would be overdrawn; the release it was asked for has not happened."""
 
 
+class Caution(UserWarning):
+    """Something will be done as it was asked, and means less than it seems to."""
+
+
 def choose(field: str, name: str, known: Mapping[str, T]) -> T:
     """Look `name` up in `known`, or say what it could have been.
 

@@ -116,6 +116,17 @@ class Order:
         """Return how many noised values this round lets out, each of the sensitivity derived below."""
         return self.steps if self.noise_on == "step" else 1
 
+    def noise_in_upload(self, records: int) -> float | None:
+        """Return what one unit of the noise is in the upload: 1 there, η/divisor in a single step.
+
+        None where several steps are noised: the later ones train on the noise of the earlier.
+        """
+        if self.noise_on == "upload":
+            return 1.0
+        if self.steps > 1:
+            return None
+        return self.learning_rates[0] / (self.divisor(records) if isinstance(self.clip, RecordClip) else 1.0)
+
     def divisor(self, records: int) -> float:
         """Return what a sum of record gradients is divided by: the expected batch size, which is public.
 

@@ -40,6 +40,7 @@ def play(
     uploads = clients.perform(charged, state.model, state.round + 1)  # batch → gradient → clip → noise → upload
     weights = system.weights(state, sorted(uploads))
     moved = aggregate(state.model, uploads, weights)  # the weighted sum moves the model
+    ledger.broadcast(weights)  # what readers of the model will see of each upload
     score = evaluate(model, moved, validation)  # on public data only
     after = replace(state, model=moved, round=state.round + 1)
     after = system.adapt(after, Feedback(score.loss))  # the next round may be ordered differently

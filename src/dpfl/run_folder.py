@@ -1,5 +1,6 @@
 """The run folder: everything one training leaves behind, and nothing else is ever overwritten.
 
+ledger.sqlite       what every client was charged, before it uploaded; a run that replaces another adds to it
 config.toml         complete: running it again with its seed repeats the run bit for bit
 metrics.jsonl       one line a round, on disk as soon as the round is over
 model.safetensors   the trained parameters by name
@@ -16,6 +17,7 @@ from dpfl.errors import BadInput
 CONFIG, METRICS, MODEL, CERTIFICATE, ENVIRONMENT = (
     "config.toml", "metrics.jsonl", "model.safetensors", "certificate.json", "environment.json",
 )  # fmt: skip
+LEDGER = "ledger.sqlite"
 REPORT_FILES = ("report.html", "curve.png")
 
 
@@ -37,16 +39,26 @@ def claim(path: Path, *, force: bool) -> None:
         )
 
 
-def create(path: Path, config: str) -> None:
-    """Make the folder (an old run in it gives way) and write the config."""
+def make(path: Path) -> None:
+    """Make the folder itself, where there is none."""
     try:
         path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise _unwritable(path, problem) from None
+
+
+def create(path: Path, config: str) -> None:
+    """Write the config; an old run in the folder gives way, but not its ledger: what is spent is spent."""
+    try:
         for name in (CONFIG, METRICS, MODEL, CERTIFICATE, ENVIRONMENT, *REPORT_FILES):
             (path / name).unlink(missing_ok=True)
         (path / CONFIG).write_text(config, encoding="utf-8")
     except OSError as problem:
-        raise BadInput(f"out must be a folder that can be written, was {str(path)!r} ({problem.strerror});"
-                       " choose another") from None  # fmt: skip
+        raise _unwritable(path, problem) from None
+
+
+def _unwritable(path: Path, problem: OSError) -> BadInput:
+    return BadInput(f"out must be a folder that can be written, was {str(path)!r} ({problem.strerror}); choose another")
 
 
 def append_metrics(path: Path, metrics: dict[str, Any]) -> None:
@@ -65,6 +77,12 @@ def write_json(path: Path, name: str, content: dict[str, Any]) -> None:
 def read_json(path: Path, name: str) -> dict[str, Any]:
     """Read one JSON file of a finished run."""
     return _decode(_read(path, name), path / name)
+
+
+def ledger_of(path: Path) -> tuple[Path, str]:
+    """Return the ledger that a run was charged to, and the run's name in it."""
+    environment = read_json(path, ENVIRONMENT)
+    return path / environment["ledger"], environment["run"]  # an absolute path stands for itself
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -3,10 +3,11 @@
 import math
 import platform
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from torch import Tensor, nn
 from dpfl import __version__, run_folder
 from dpfl.clients.reference import ReferenceClients
 from dpfl.config import Config, Settings
-from dpfl.errors import BadInput
+from dpfl.errors import BadInput, Caution
 from dpfl.federation import Federation, Schedule, federate
 from dpfl.models import Loss, Model, build, default_model
 from dpfl.orders import Gaussian
+from dpfl.privacy.books import Books
+from dpfl.privacy.budget import cautions
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import Outcome, play
@@ -86,6 +89,7 @@ def run(config: Config, *, out: Path | None = None, force: bool = False, on_roun
         seed=settings.seed,
         device=settings.device,
         evaluate_every=settings.evaluate_every,
+        ledger=settings.ledger,
         out=out,
         force=force,
         on_round=on_round,
@@ -101,6 +105,7 @@ def train(
     seed: int | None = None,
     device: str = "cpu",
     evaluate_every: int = 1,
+    ledger: str | Path | None = None,
     out: str | Path | None = None,
     force: bool = False,
     on_round: OnRound | None = None,
@@ -110,6 +115,8 @@ def train(
     model: a name, an `nn.Module` (then `loss` maps its outputs and the targets to one value a record or to their mean),
         or None for the one that fits the data. A module is trained in place.
     seed: repeats the run bit for bit, its noise included, so it is for simulations; None draws noise from the system.
+    ledger: an existing ledger file to charge, which other runs share and whose owner may have limited each client; None
+        for a ledger of this run alone.
     out: folder to keep the run in; an existing one is refused unless `force`.
     on_round: called with the metrics of each round.
 
@@ -117,7 +124,10 @@ def train(
     """
     streams = Streams(seed)
     learner = _learner(model, loss, federation, streams)
-    choices: dict[str, Any] = {"model": learner.name, "evaluate_every": evaluate_every, "device": device, "seed": seed}
+    choices: dict[str, Any] = {
+        "model": learner.name, "evaluate_every": evaluate_every, "device": device, "seed": seed,
+        "ledger": None if ledger is None else str(ledger),
+    }  # fmt: skip
     config = Config(system, Settings(**_recipe(federation), **choices))
     target = _device(device)
     folder = None if out is None else Path(out)
@@ -131,11 +141,19 @@ def train(
     records = tuple(records.to(target) for records in federation.clients)
     clients = ReferenceClients(learner, records, streams, vectorised=vectorised)
     problem = Problem(federation.sizes, learner.dim, Schedule(system.cohorts(len(federation.clients)), streams))
-    ledger = Ledger(system.promise(len(federation.clients)), federation.sizes)
+    promise = system.promise(len(federation.clients))
     state = system.begin(problem, learner.weights())
+    environment = _environment(federation, device, "at once" if vectorised else "one by one")
+    for caution in cautions(promise, federation.sizes) if promise is not None else ():
+        warnings.warn(caution, Caution, stacklevel=2)
+    run_ledger = Ledger(
+        promise, federation.sizes, books=_books(ledger, folder), system=system.name, config=config.hash,
+        seeded=streams.seeded, versions=environment["versions"],
+    )  # fmt: skip
 
     started = time.perf_counter()
-    environment = _environment(federation, device, "at once" if vectorised else "one by one")
+    environment["ledger"] = run_folder.LEDGER if ledger is None else str(Path(ledger).resolve())
+    environment["run"] = run_ledger.run.name  # as the ledger knows it
     if folder is not None:
         note = "" if federation.recipe is not None and not isinstance(model, nn.Module) else _OWN
         run_folder.create(folder, note + config.to_toml())
@@ -144,7 +162,9 @@ def train(
     history: list[Metrics] = []
     try:
         while state.round < state.rounds:
-            state, outcome = play(system, state, ledger=ledger, clients=clients, model=learner, validation=validation)
+            state, outcome = play(
+                system, state, ledger=run_ledger, clients=clients, model=learner, validation=validation
+            )
             due = state.round % evaluate_every == 0 or state.round >= state.rounds
             history.append(_metrics(state.round, outcome, evaluate(learner, state.model, test) if due else None))
             if folder is not None:
@@ -154,10 +174,8 @@ def train(
     finally:  # whatever ended it: what was spent is certified and what was learned is kept
         seconds = time.perf_counter() - started
         learner.load(state.model)
-        certificate = certify(
-            ledger, system=system.name, rounds=state.round, seeded=streams.seeded, config=config.hash,
-            versions=environment["versions"],
-        )  # fmt: skip
+        certificate = certify(run_ledger.books, run_ledger.run)
+        run_ledger.books.close()
         if folder is not None:
             _save(folder, learner, state.model, certificate, environment | {"seconds": round(seconds, 3)})
     return Run(
@@ -182,6 +200,15 @@ def _learner(model: str | nn.Module | None, loss: Loss | None, federation: Feder
     if loss is None:
         raise BadInput("loss must be given with a module of your own, was None; pass torch's cross_entropy, say")
     return Model(model, loss, classify=None if federation.classes is None else lambda outputs: outputs.argmax(-1))
+
+
+def _books(ledger: str | Path | None, folder: Path | None) -> Books:
+    if ledger is not None:
+        return Books(Path(ledger), create=False)
+    if folder is None:
+        return Books()
+    run_folder.make(folder)
+    return Books(folder / run_folder.LEDGER)
 
 
 def _recipe(federation: Federation) -> dict[str, Any]:
@@ -218,7 +245,7 @@ def _finite(number: float) -> float | None:
 
 
 def _environment(federation: Federation, device: str, gradients: str) -> dict[str, Any]:
-    packages = {name: version(name) for name in ("torch", "numpy", "scipy")}
+    packages = {name: version(name) for name in ("torch", "numpy", "scipy", "dp-accounting") if _installed(name)}
     return {
         "versions": {"python": platform.python_version(), "dpfl": __version__} | packages,
         "platform": platform.platform(),
@@ -228,6 +255,15 @@ def _environment(federation: Federation, device: str, gradients: str) -> dict[st
         "per_record_gradients": gradients,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _installed(package: str) -> bool:
+    """Say whether a package is there: dp-accounting is needed only where something sampled is priced."""
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _save(folder: Path, model: Model, weights: Tensor, certificate: Certificate, environment: dict[str, Any]) -> None:

@@ -1,12 +1,13 @@
 """The command line: parse, make one call, print. It decides nothing."""
 
 import sys
+import warnings
 from typing import Annotated
 
 import typer
 
 from dpfl import __version__
-from dpfl.errors import BadInput, BudgetRefused
+from dpfl.errors import BadInput, BudgetRefused, Caution
 
 app = typer.Typer(
     name="dpfl",
@@ -36,9 +37,14 @@ def options(
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 2 bad input, 3 the budget refused, 130 interrupted."""
-    from dpfl.cli import certificate, report, run  # noqa: F401  (each adds its command to `app`)
+    from dpfl.cli import account, certificate, ledger, report, run  # noqa: F401  (each adds its command to `app`)
 
+    warnings.showwarning = _warn
     sys.exit(_exit_code())
+
+
+def _warn(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    print(f"dpfl: {'caution' if category is Caution else 'warning'}: {message}", file=sys.stderr)
 
 
 def _exit_code() -> int:

@@ -1,6 +1,7 @@
-"""`dpfl certificate`: print what a finished run promised and really spent."""
+"""`dpfl certificate`: compute a run's certificate anew from its ledger and compare."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +15,14 @@ def certificate(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
-    """Print the privacy certificate of a run."""
-    from dpfl import run_folder
-    from dpfl.privacy.certificate import text
+    """Compute the privacy certificate of a run anew from its ledger, compare it with the one it wrote, and print it."""
+    from dpfl.privacy.certificate import recertify
 
-    content = run_folder.read_json(run, run_folder.CERTIFICATE)
-    print(json.dumps(content, ensure_ascii=False) if as_json else text(content))
+    computed, finished = recertify(run)
+    print(json.dumps(computed.to_dict(), ensure_ascii=False) if as_json else computed)
+    if not as_json:
+        print("\ncomputed anew from the ledger" + (", and as the run wrote it" if finished else ""))
+    if not finished:
+        print(
+            "dpfl: caution: the run ended before it wrote a certificate; this is what it was charged", file=sys.stderr
+        )

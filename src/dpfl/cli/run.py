@@ -66,6 +66,10 @@ def run(
         str | None,
         typer.Option(metavar="S", help="Repeats the run bit for bit, noise included: for simulations."),
     ] = None,
+    ledger: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Charge this ledger, which many runs share; see `dpfl ledger`."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; a new one below runs/ when left out.")] = None,
     set_: Annotated[
         list[str] | None,
@@ -84,6 +88,7 @@ def run(
         "calibration": calibration, "backend": backend, "device": device, "seed": seed,
     }  # fmt: skip
     table |= {key: config.literal(value) for key, value in given.items() if value is not None}
+    table |= {} if ledger is None else {"ledger": ledger}
     table |= dict(map(_pair, set_ or []))
     parsed = config.parse(table)
     folder = out or _fresh_folder(f"{parsed.system.name}-{parsed.settings.data}")

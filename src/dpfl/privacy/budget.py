@@ -1,13 +1,17 @@
 """What was promised: a budget for each client, and to whom and about what it is a promise."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from dpfl.errors import BadInput, require_positive
 from dpfl.orders import Neighbours, Unit
 
 Calibration = Literal["tight", "paper"]
+
+# The server sees every upload and who sent it. The uplink shows an eavesdropper a few uploads of a client. Released are
+# the broadcast models, to readers who collude with no client.
+Observer = Literal["server", "uplink", "released"]
 
 
 @dataclass(frozen=True)
@@ -25,9 +29,9 @@ class Budget:
 
     def __post_init__(self) -> None:
         require_positive("epsilon", self.epsilon, "grant some, such as 8, or run fedavg")
-        if not 0 < self.delta < 1:
+        if not (isinstance(self.delta, (int, float)) and 0 <= self.delta < 1):
             raise BadInput(
-                f"delta must lie strictly between 0 and 1, was {self.delta!r};"
+                f"delta must be at least 0 (pure privacy, for Laplace noise) and below 1, was {self.delta!r};"
                 " choose well below one in the number of records of a client, such as 1e-5"
             )
 
@@ -35,12 +39,14 @@ class Budget:
 PerClient = float | Sequence[float]  # one number for all clients, or one for each
 
 
-def require_budgets(epsilon: PerClient, delta: PerClient) -> None:
-    """Check every number of a budget before it is known how many clients there are."""
+def require_budgets(epsilon: PerClient, delta: PerClient, *, pure: bool) -> None:
+    """Check every number of a budget before it is known how many clients there are; `pure` lets δ be 0."""
     for one in _each(epsilon):
         Budget(one, 0.5)
     for one in _each(delta):
         Budget(1.0, one)
+        if one == 0 and not pure:
+            raise BadInput("delta must be above 0 with Gaussian noise, was 0; choose 1e-5, say")
 
 
 def budgets(epsilon: PerClient, delta: PerClient, clients: int) -> tuple[Budget, ...]:
@@ -69,4 +75,47 @@ class Promise:
     unit: Unit
     neighbours: Neighbours
     calibration: Calibration
+    noise: Literal["fixed", "adaptive"] = "fixed"  # in advance, or chosen along the way (a dearer filter if sampled)
+    against: tuple[Observer, ...] = ("server",)  # to whom it is a promise; the certificate covers the others too
+    exposures: int | None = None  # uploads of a client that an eavesdropper sees at most; None: nobody listens
+    claimed_sensitivity: float = 1.0  # what the paper takes for it, as a share of what the clipping proves
     uncounted: tuple[str, ...] = ()  # private values that leave a client without noise, by name
+    cautions: tuple[str, ...] = ()  # where the paper's claim is known not to hold
+
+    def __post_init__(self) -> None:
+        if "uplink" in self.against and self.exposures is None:
+            raise BadInput("exposures must be given where the promise is against the uplink, was None; give a number")
+        if not {"server", "uplink"} & set(self.against):
+            raise BadInput(
+                f"against must name the server or the uplink, whose view a client's own ledger can limit, was"
+                f" {self.against!r}; add one"
+            )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return asdict(self) | {"budgets": [[budget.epsilon, budget.delta] for budget in self.budgets]}
+
+    @staticmethod
+    def from_plain(plain: dict[str, Any]) -> "Promise":
+        """Read what `to_plain` wrote."""
+        return Promise(
+            **plain
+            | {
+                "budgets": tuple(Budget(*pair) for pair in plain["budgets"]),
+            }
+            | {field: tuple(plain[field]) for field in ("against", "uncounted", "cautions")}
+        )
+
+
+def cautions(promise: Promise, sizes: Sequence[int]) -> tuple[str, ...]:
+    """Say where a promise holds and yet means little, beginning with what the system itself has to say."""
+    loose = [i for i, (budget, n) in enumerate(zip(promise.budgets, sizes, strict=True)) if budget.delta >= 1 / n]
+    if not loose:
+        return promise.cautions
+    first = loose[0]
+    others = "" if len(loose) == 1 else f" and {len(loose) - 1} other clients"
+    return (
+        *promise.cautions,
+        f"delta should be well below one in a client's number of records, was {promise.budgets[first].delta:g} for"
+        f" {sizes[first]} records of client {first}{others}: publishing a record at random would keep such a promise",
+    )

@@ -1,13 +1,22 @@
-"""The certificate: what was promised, what was really spent, against whom, and what is not promised at all."""
+"""The certificate: what was promised, what was really spent, against whom, and what is not promised at all.
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+It is computed from the books alone, at the end of a run and whenever somebody asks again.
+"""
+
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Context
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from dpfl.privacy.ledger import Ledger
+from dpfl import run_folder
+from dpfl.errors import BadInput
+from dpfl.privacy.accounting import Mechanism, tight_each
+from dpfl.privacy.books import Books, Run
+from dpfl.privacy.budget import Observer, Promise, cautions
 
 _PROTECTED = {
     ("record", "replace"): "one record of one client (replaced by any other)",
@@ -16,14 +25,19 @@ _PROTECTED = {
     ("client", "add-remove"): "all records of one client (added or removed)",
 }
 
+_BASES = {"server": "the clipping performed", "uplink": "the same, overheard", "released": "the same, no collusion"}
+
 
 @dataclass(frozen=True)
 class Observed:
-    """The privacy spent against one observer, and whether its sensitivity is proved or only claimed."""
+    """The privacy spent against one observer, for the client that spent most, and what the number rests on."""
 
     epsilon: float | None  # None: no finite ε holds
     delta: float | None
-    basis: str  # "proved", "claimed", or "none" where nothing is promised
+    basis: str  # "proved" by the clipping performed, or "none" where nothing is promised
+    claimed_epsilon: float | None = None  # with the paper's own sensitivity, where it differs from the proved one
+    claimed_basis: str | None = None  # then "claimed"
+    slack: float | None = None  # promised minus spent, for the client that has least of it; None: not promised to it
 
 
 @dataclass(frozen=True)
@@ -34,12 +48,14 @@ class Spending:
     replies: int
     claimed_epsilon: float
     delta: float
-    server_epsilon: float
+    server_epsilon: float | None  # None: no finite ε holds, here and below
+    released_epsilon: float | None
+    uplink_epsilon: float | None = None  # only where somebody may listen
 
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """A statement about one finished training; `certify` makes it and `text` prints it."""
+    """A statement about one training; `certify` makes it and `text` prints it."""
 
     system: str
     clients: int
@@ -48,8 +64,11 @@ class Certificate:
     unit: str | None
     neighbours: str | None
     claimed: dict[str, float] | None  # epsilon and delta: the largest ε any client was promised
+    against: tuple[Observer, ...]  # to whom that is promised
+    exposures: int | None  # uploads of a client that the uplink shows
     observers: dict[str, Observed]
     uncounted: tuple[str, ...]
+    cautions: tuple[str, ...]
     noise_source: str | None  # "operating system", or "seed": then it can be repeated and subtracted
     config: str | None  # hash of the run's config
     versions: dict[str, str]
@@ -63,96 +82,210 @@ class Certificate:
         return text(self.to_dict())
 
 
-def certify(
-    ledger: Ledger, *, system: str, rounds: int, seeded: bool, config: str | None, versions: dict[str, str]
-) -> Certificate:
-    """Read the books and state what they show."""
-    promise = ledger.promise
+def certify(books: Books, run: Run) -> Certificate:
+    """Read the books of a run and state what they show."""
+    facts = run.facts
     common: dict[str, Any] = {
-        "system": system, "clients": len(ledger.sizes), "rounds": rounds, "config": config, "versions": versions,
+        "system": facts["system"], "clients": len(facts["sizes"]), "rounds": books.rounds(run),
+        "config": facts["config"], "versions": facts["versions"],
     }  # fmt: skip
-    if promise is None:
+    if facts["promise"] is None:
         return Certificate(
-            **common, calibration=None, unit=None, neighbours=None, claimed=None, uncounted=("every upload, as it is",),
-            observers={"server": Observed(None, None, "none")}, noise_source=None, spending=(),
+            **common, calibration=None, unit=None, neighbours=None, claimed=None, against=(), exposures=None,
+            uncounted=("every upload, as it is",), cautions=(), observers={"server": Observed(None, None, "none")},
+            noise_source=None, spending=(),
         )  # fmt: skip
-    spent = ledger.epsilon()
-    worst, most = int(np.argmax(spent)), max(promise.budgets, key=lambda budget: budget.epsilon)
+    promise = Promise.from_plain(facts["promise"])
+    views = _views(books, run, promise)
+    spent = {observer: _priced(view, promise) for observer, view in views.items()}
+    replies = books.replies(run)
+    most = max(promise.budgets, key=lambda budget: budget.epsilon)
     return Certificate(
         **common,
         calibration=promise.calibration,
         unit=promise.unit,
         neighbours=promise.neighbours,
         claimed={"epsilon": most.epsilon, "delta": most.delta},
-        # The server sees each upload and who sent it, and drew the cohort itself: nothing is amplified against it.
-        observers={"server": Observed(float(spent[worst]), promise.budgets[worst].delta, "proved")},
+        against=promise.against,
+        exposures=promise.exposures,
+        observers={observer: _observed(observer, views[observer], spent[observer], promise) for observer in views},
         uncounted=promise.uncounted,
-        noise_source="seed" if seeded else "operating system",
+        cautions=cautions(promise, facts["sizes"]),
+        noise_source="seed" if facts["seeded"] else "operating system",
         spending=tuple(
-            Spending(client, int(replies), budget.epsilon, budget.delta, float(epsilon))
-            for client, (replies, budget, epsilon) in enumerate(
-                zip(ledger.replies, promise.budgets, spent, strict=True)
+            Spending(
+                client, replies.get(client, 0), budget.epsilon, budget.delta,
+                **{f"{observer}_epsilon": finite(epsilons[client]) for observer, epsilons in spent.items()},
             )
+            for client, budget in enumerate(promise.budgets)
         ),
-    )
+    )  # fmt: skip
+
+
+View = Sequence[Mapping[Mechanism, int]]  # what one observer saw of each client
+
+
+def _views(books: Books, run: Run, promise: Promise) -> dict[Observer, View]:
+    """Return who saw what. The server drew the cohorts itself, and readers may know them: nothing is amplified."""
+
+    def complete(seen: Mapping[int, Counter[Mechanism]]) -> View:
+        return [seen.get(client, Counter()) for client in range(len(promise.budgets))]
+
+    uploads = books.spent(run)
+    views: dict[Observer, View] = {"server": complete(uploads)}
+    if promise.exposures is not None:
+        views["uplink"] = complete(books.spent(run, exposures=promise.exposures))
+    # Where models tell less than uploads only by an argument that does not hold here, they tell no more.
+    released = books.released(run)
+    views["released"] = complete(uploads if released is None else released)
+    return views
+
+
+def _priced(view: View, promise: Promise) -> list[float]:
+    """Return each client's ε. Noise that was chosen along the way is covered by its filter: the whole budget."""
+    if promise.noise == "adaptive" and promise.calibration == "tight":
+        return [budget.epsilon if seen else 0.0 for budget, seen in zip(promise.budgets, view, strict=True)]
+    return tight_each(view, [budget.delta for budget in promise.budgets])
+
+
+def _observed(observer: Observer, view: View, spent: Sequence[float], promise: Promise) -> Observed:
+    worst = max(range(len(spent)), key=lambda client: spent[client])
+    shown = Observed(finite(spent[worst]), promise.budgets[worst].delta, "proved")
+    if observer in promise.against:
+        slack = min(budget.epsilon - epsilon for budget, epsilon in zip(promise.budgets, spent, strict=True))
+        shown = replace(shown, slack=finite(slack))
+    if promise.claimed_sensitivity == 1:
+        return shown
+    share = promise.claimed_sensitivity
+    believed = [Counter({replace(m, multiplier=m.multiplier / share): n for m, n in seen.items()}) for seen in view]
+    return replace(shown, claimed_epsilon=finite(max(_priced(believed, promise))), claimed_basis="claimed")
+
+
+def finite(number: float) -> float | None:
+    """Return the number for JSON, which knows no infinity."""
+    return number if math.isfinite(number) else None
+
+
+def recertify(folder: Path) -> tuple[Certificate, bool]:
+    """Compute the certificate of a run folder anew from its ledger; say too whether the run wrote one to compare with.
+
+    Raises BadInput where the two do not agree.
+    """
+    path, name = run_folder.ledger_of(folder)
+    books = Books(path, create=False)
+    certificate = certify(books, books.run(name))
+    books.close()
+    if not (folder / run_folder.CERTIFICATE).exists():
+        return certificate, False
+    plain = certificate.to_dict()
+    different = disagreements(run_folder.read_json(folder, run_folder.CERTIFICATE), plain)
+    if different:
+        more = f" (and {len(different) - 1} more)" if len(different) > 1 else ""
+        raise BadInput(
+            f"{run_folder.CERTIFICATE} must agree with the ledger, but {different[0]}{more}; believe the ledger"
+        )
+    return certificate, True
+
+
+def disagreements(stored: Any, recomputed: Any, place: str = "") -> list[str]:
+    """Say where a stored certificate and one computed anew differ by more than rounding."""
+    if isinstance(stored, dict) and isinstance(recomputed, dict):
+        keys = [*stored, *(key for key in recomputed if key not in stored)]
+        parts = ((stored.get(key), recomputed.get(key), f"{place}.{key}".lstrip(".")) for key in keys)
+        return [line for part in parts for line in disagreements(*part)]
+    if isinstance(stored, (list, tuple)) and isinstance(recomputed, (list, tuple)) and len(stored) == len(recomputed):
+        pairs = enumerate(zip(stored, recomputed, strict=True))
+        return [line for index, pair in pairs for line in disagreements(*pair, f"{place}[{index}]")]
+    if stored == recomputed:
+        return []
+    if isinstance(stored, float) and isinstance(recomputed, float) and math.isclose(stored, recomputed, rel_tol=1e-6):
+        return []
+    return [f"{place} is {stored!r} in the certificate and {recomputed!r} by the ledger"]
 
 
 def text(certificate: dict[str, Any]) -> str:
     """Print a certificate (its plain data) on one screen, in words."""
     calibration = f"{certificate['calibration']} calibration, " if certificate["calibration"] else ""
     title = f"{certificate['system']}, {calibration}{certificate['clients']} clients, {certificate['rounds']} rounds"
-    lines = [_line("Privacy certificate", title)]
-    if certificate["config"]:
-        lines.append(_line("config", certificate["config"]))
+    config = f"config {certificate['config']}" if certificate["config"] else ""
+    lines = [_line("Privacy certificate", f"{title:<70} {config}")]
     if certificate["claimed"] is None:
         return "\n".join([
             *lines,
             _line("protects", "nothing: uploads carry no noise, and no finite ε holds against the server"),
             _line("left uncounted", "; ".join(certificate["uncounted"])),
         ])  # fmt: skip
-    spending = certificate["spending"]
     lines += [
         _line("protects", _PROTECTED[certificate["unit"], certificate["neighbours"]]),
-        _line("against the server", "which sees every upload and knows who sent it"),
-        _line(
-            "  promised",
-            f"ε = {_range(spending, 'claimed_epsilon', '{:g}'.format)}, δ = {_range(spending, 'delta', '{:g}'.format)}",
-        ),
-        _line("  really spent", f"ε ≤ {_range(spending, 'server_epsilon', _up)}, at that δ   {_verdict(spending)}"),
-        _line("  follows from", "the clipping that the clients performed, by exact Gaussian-DP accounting"),
+        *_table(certificate),
         _line("left uncounted", "; ".join(certificate["uncounted"]) or "nothing"),
-        _line("not promised", "anything about who took part, or how many records a client holds;"),
-        _line("", "anything about people whose records sit at several clients"),
+        _line("not promised", "anything about who took part, how many records a client holds, or people whose records"),
+        _line("", "sit at several clients; anything against whoever reads a client's own machine"),
     ]
     if certificate["noise_source"] == "seed":
         lines.append(_line("a simulation", "the noise came from a seed: whoever knows the seed can subtract it"))
-    return "\n".join(lines)
+    return "\n".join(lines + [_line("caution", caution) for caution in certificate["cautions"]])
 
 
-def _verdict(spending: Sequence[dict[str, Any]]) -> str:
-    over = [line for line in spending if line["server_epsilon"] > line["claimed_epsilon"]]
+def _table(certificate: dict[str, Any]) -> list[str]:
+    """Print one row an observer, the columns as wide as they have to be."""
+    spending, observers = certificate["spending"], certificate["observers"]
+    promised = (
+        f"ε = {_range(spending, 'claimed_epsilon', '{:g}'.format)}, δ = {_range(spending, 'delta', '{:g}'.format)}"
+    )
+    names = {"server": "the server", "uplink": f"{certificate['exposures']} uploads", "released": "released models"}
+    rows = [("against", "promised", "really spent", "from")]
+    for observer, seen in observers.items():
+        spent = f"ε ≤ {_range(spending, f'{observer}_epsilon', rounded_up)}"
+        is_promised = observer in certificate["against"]
+        verdict = f"   {_verdict(spending, observer)}" if is_promised else ""
+        alike = observer != "server" and seen["epsilon"] == observers["server"]["epsilon"]
+        basis = "no more than the server sees" if alike else _BASES[observer]
+        rows.append((f"  {names[observer]}", promised if is_promised else "–", spent + verdict, basis))
+        if seen["claimed_basis"] is not None:
+            believed = f"ε ≤ {rounded_up(seen['claimed_epsilon'])}"
+            rows.append(("", "", believed, "the paper's sensitivity (claimed, not proved)"))
+    second, third = (max(len(row[column]) for row in rows) + 3 for column in (1, 2))
+    return [_line(name, f"{promise:<{second}}{spent:<{third}}{basis}") for name, promise, spent, basis in rows]
+
+
+def _verdict(spending: Sequence[dict[str, Any]], observer: str) -> str:
+    """Say whether every client got what it was promised, and otherwise by how much the worst did not."""
+    key = f"{observer}_epsilon"
+    ratios = [math.inf if line[key] is None else line[key] / line["claimed_epsilon"] for line in spending]
+    over = [ratio for ratio in ratios if ratio > 1]
     if not over:
         return "within the promise"
-    worst = max(over, key=lambda line: line["server_epsilon"] / line["claimed_epsilon"])
-    percent = 100 * (worst["server_epsilon"] / worst["claimed_epsilon"] - 1)
+    if math.isinf(max(over)):
+        return "MORE than any promise"
+    percent = 100 * (max(over) - 1)
     shown = f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
-    return f"{shown} % MORE than promised, for {len(over)} of {len(spending)} clients"
+    whom = "" if len(over) == len(spending) else f", for {len(over)} of {len(spending)} clients"
+    return f"{shown} % MORE than promised{whom}"
 
 
-def _range(spending: Sequence[dict[str, Any]], key: str, show: Callable[[float], str]) -> str:
+def _range(spending: Sequence[dict[str, Any]], key: str, show: Callable[[float | None], str]) -> str:
     """Print one number where all clients agree, and from the least to the most where each has its own."""
-    low, high = (show(pick(line[key] for line in spending)) for pick in (min, max))
+    low, high = (show(pick((line[key] for line in spending), key=_or_infinite)) for pick in (min, max))
     return high if low == high else f"{low} to {high}"
 
 
-def _up(epsilon: float) -> str:
+def _or_infinite(number: float | None) -> float:
+    return math.inf if number is None else number
+
+
+def rounded_up(epsilon: float | None) -> str:
     """Print an upper bound so that the printed number still is one.
 
-    >>> _up(7.9999999), _up(0.64600309), _up(30.31744)
-    ('8', '0.6461', '30.32')
+    >>> rounded_up(7.9999999), rounded_up(0.64600309), rounded_up(30.31744), rounded_up(None)
+    ('8', '0.6461', '30.32', '∞')
     """
+    if epsilon is None:
+        return "∞"
     return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(repr(epsilon))):g}"
 
 
 def _line(label: str, content: str) -> str:
-    return f"{label:<20} {content}".rstrip()
+    """Print a label and its content, folded under it where it is long."""
+    wrapped: Iterable[str] = textwrap.wrap(content, 98) if len(content) > 98 and "   " not in content else [content]
+    return "\n".join(f"{label if i == 0 else '':<20} {part}".rstrip() for i, part in enumerate(wrapped or [""]))

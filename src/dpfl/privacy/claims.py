@@ -1,10 +1,22 @@
-"""The papers' noise formulas, to the letter, so that their experiments can be repeated.
+"""The papers' formulas, to the letter and in their symbols' order, so that their experiments can be repeated.
 
-They are not equivalent to the guarantee they claim: nothing but `paper` calibration may call them, and the certificate
-of a run says what they were really worth.
+They are not equivalent to the guarantee they claim: nothing but `paper` calibration may call the noise formulas, and
+the certificate of a run says what they were really worth. Each docstring names the paper and the equation.
 """
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.special import gammaln, logsumexp
+
+from dpfl.errors import BadInput
+from dpfl.privacy.accounting import Spent
+from dpfl.privacy.budget import Budget
+from dpfl.privacy.gaussian_dp import epsilon_of
+
+C2 = math.sqrt(2)  # DP-FedAvg and FedSGD-DPC leave it open: the leading order of Gaussian composition
+ALI_ORDERS = range(2, 257)  # ALI-DPFL says "any integer α ≥ 2"; with these its printed R_c come out best
 
 
 def udp_noise_std(*, sensitivity: float, cohort_rate: float, rounds: int, epsilon: float, delta: float) -> float:
@@ -14,3 +26,153 @@ def udp_noise_std(*, sensitivity: float, cohort_rate: float, rounds: int, epsilo
     the bound on ln(1/δ) is taken from the wrong side: at q = 1 and δ = 1e-3 a claimed ε of 20 is really 30.32.
     """
     return sensitivity * math.sqrt(2 * cohort_rate * rounds * math.log(1 / delta)) / epsilon
+
+
+def udp_recomputed_noise_std(
+    *,
+    sensitivity: float,
+    cohort_rate: float,
+    rounds: int,
+    done: int,
+    earlier_stds: Sequence[float],
+    epsilon: float,
+    delta: float,
+) -> float:
+    """Return σ_i^t = √[(T − t)/(ε_i²/(2qΔ²·ln(1/δ_i)) − Σ_τ 1/(σ_i^τ)²)] (UDP, equation 25), after t of now T rounds.
+
+    With T unchanged the noise does not change (equations 30 and 31).
+    """
+    granted = epsilon**2 / (2 * cohort_rate * sensitivity**2 * math.log(1 / delta))
+    left = granted - math.fsum(1 / std**2 for std in earlier_stds)
+    if rounds <= done or left <= 0:
+        raise BadInput(
+            f"rounds must leave some of the budget for later, was {rounds} after {done} rounds that used"
+            f" {1 - left / granted:.1%} of it; stop here"
+        )
+    return math.sqrt((rounds - done) / left)
+
+
+def udp_cautions(budgets: Sequence[Budget]) -> tuple[str, ...]:
+    """Say for which budgets equation (10) does not even keep its own promise, with every client in every round."""
+    worst = max(budgets, key=lambda budget: _udp_worth(budget) / budget.epsilon)
+    if _udp_worth(worst) <= worst.epsilon:
+        return ()
+    return (
+        f"epsilon should be small enough for UDP's equation (10) to hold, was {worst.epsilon:g} at δ = {worst.delta:g},"
+        f" where its noise is really worth ε ≤ {_udp_worth(worst):.4g}; calibrate tightly to keep the promise",
+    )
+
+
+def _udp_worth(budget: Budget) -> float:
+    return float(epsilon_of(budget.epsilon / math.sqrt(2 * math.log(1 / budget.delta)), budget.delta))
+
+
+def nbafl_uplink_noise_std(*, clip: float, fewest_records: int, exposures: int, epsilon: float, delta: float) -> float:
+    """Return σ_U = c·L·Δs_U/ε with c = √(2·ln(1.25/δ)) and Δs_U = 2C/m (NbAFL, Section III), for L exposures.
+
+    Clipping the parameters to C proves a sensitivity of 2C only, and the classical c is proved for ε < 1 only.
+    """
+    return _classical(delta) * exposures * (2 * clip / fewest_records) / epsilon
+
+
+def nbafl_downlink_noise_std(
+    *,
+    clip: float,
+    fewest_records: int,
+    clients: int,
+    cohort: int,
+    exposures: int,
+    rounds: int,
+    epsilon: float,
+    delta: float,
+) -> float:
+    """Return σ_D: NbAFL's Theorem 1 (equation 10) where all clients take part, its Lemma 4 (equation 21) for K of N.
+
+    Zero for T ≤ L√N, and for T ≤ ε/γ, where the uplink noise is held to suffice (below it b is not defined).
+    """
+    if cohort == clients:
+        excess = float(rounds**2 - exposures**2 * clients)
+    else:
+        rate = cohort / clients
+        gamma = -math.log1p(rate * math.expm1(-epsilon / (exposures * math.sqrt(cohort))))
+        if rounds <= epsilon / gamma:
+            return 0.0
+        b = -(rounds / epsilon) * math.log1p(math.expm1(-epsilon / rounds) / rate)
+        excess = (rounds / b) ** 2 - exposures**2 * cohort
+    return 2 * _classical(delta) * clip * math.sqrt(max(excess, 0.0)) / (fewest_records * cohort * epsilon)
+
+
+def _classical(delta: float) -> float:
+    return math.sqrt(2 * math.log(1.25 / delta))
+
+
+def nbafl_cautions(budgets: Sequence[Budget]) -> tuple[str, ...]:
+    """Say that the classical Gaussian mechanism is proved below ε = 1 only, where a budget lies above."""
+    largest = max(budgets, key=lambda budget: budget.epsilon)
+    if largest.epsilon < 1:
+        return ()
+    return (
+        f"epsilon should be below 1 for NbAFL's c = √(2·ln(1.25/δ)), which is proved only there, was"
+        f" {largest.epsilon:g}; calibrate tightly to keep the promise",
+    )
+
+
+def dp_fedavg_laplace_scale(
+    *, replies: float, largest_lr: float, local_steps: int, clip: float, epsilon: float
+) -> float:
+    """Return T_l·Ξ₁/ε with Ξ₁ = η̃_t·E·ξ₁ (DP-FedAvg, Theorem 1); the clipping proves a sensitivity of 2Ξ₁."""
+    return replies * largest_lr * local_steps * clip / epsilon
+
+
+def dp_fedavg_noise_std(
+    *, replies: float, largest_lr: float, local_steps: int, clip: float, epsilon: float, delta: float
+) -> float:
+    """Return σ·Ξ₂ with σ = c₂·√(T_l·ln(1/δ))/ε and Ξ₂ = η̃_t·E·ξ₂ (DP-FedAvg, Theorem 2, q = 1)."""
+    return C2 * math.sqrt(replies * math.log(1 / delta)) / epsilon * largest_lr * local_steps * clip
+
+
+def fedsgd_dpc_laplace_scale(*, replies: float, clip: float, records: int, epsilon: float) -> float:
+    """Return 2·(bT/N)·ξ₁/(d_i·ε_i) on the mean gradient (FedSGD-DPC, Theorem 1); bT/N need not be whole."""
+    return 2 * replies * clip / (records * epsilon)
+
+
+def fedsgd_dpc_noise_std(*, replies: float, clip: float, records: int, epsilon: float, delta: float) -> float:
+    """Return σ_i = c₂·ξ₂·√((bT/N)·ln(1/δ_i))/(d_i·ε_i) on the mean gradient (FedSGD-DPC, Theorem 2, equation 5)."""
+    return C2 * clip * math.sqrt(replies * math.log(1 / delta)) / (records * epsilon)
+
+
+def ali_renyi(*, sampling_rate: float, noise_multiplier: float, order: int) -> float:
+    """Return ε(α) = (1/(α−1))·ln Σ_k C(α,k)·(1−q)^(α−k)·q^k·exp((k²−k)/(2σ²)) (ALI-DPFL, equation 15).
+
+    The paper's equations 12 and 16 miss the logarithm.
+    """
+    k = np.arange(order + 1)
+    binomials = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
+    log_terms = binomials + (k * k - k) / (2 * noise_multiplier**2)
+    if sampling_rate < 1:
+        log_terms = log_terms + (order - k) * math.log1p(-sampling_rate) + k * math.log(sampling_rate)
+        return float(logsumexp(log_terms)) / (order - 1)
+    return float(log_terms[-1]) / (order - 1)
+
+
+def ali_epsilon(spent: Spent, delta: float) -> float:
+    """Return ε = min over integer α of Σ T·ε(α) + ln(1/δ)/(α−1) (ALI-DPFL, Theorem 2); linear for Laplace noise.
+
+    Laplace noise is not in that paper: DP-FedAvg's and FedSGD-DPC's Theorems 1 add ε up. None of them samples with it.
+
+    >>> from dpfl.privacy.accounting import Mechanism
+    >>> round(ali_epsilon({Mechanism("gaussian", 1.1, 0.015): 78}, 1e-5), 2)
+    1.55
+    """
+    if any(mechanism.noise == "laplace" for mechanism in spent):
+        return math.fsum(count / mechanism.multiplier for mechanism, count in spent.items())
+    if delta == 0:
+        return math.inf
+    return min(
+        math.fsum(
+            count * ali_renyi(sampling_rate=one.sampling_rate, noise_multiplier=one.multiplier, order=order)
+            for one, count in spent.items()
+        )
+        + math.log(1 / delta) / (order - 1)
+        for order in ALI_ORDERS
+    )

@@ -1,18 +1,22 @@
 """The ledger: every client's budget, charged before the client computes anything, and refusing what it cannot pay.
 
-It is a privacy filter in the currency of Gaussian DP: a client goes on while Σ (Δ/σ)² ≤ μ², however the noise was
-chosen along the way. The price is derived from the order itself; a mechanism it cannot price is refused, never ignored.
+The price is derived from the order itself: its sensitivity, its noise and the sampler that runs. A round's charges are
+on disk (`books`) before the first of its uploads can exist; a privacy filter (`filters`) decides who may go on, in the
+run and, where the owner of the books granted a limit, over all runs. What cannot be priced is refused, never ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from functools import cached_property, lru_cache
+from typing import Any
 
 from dpfl.errors import BadInput, BudgetRefused
-from dpfl.orders import Full, Gaussian, Order, Poisson, sensitivity
-from dpfl.privacy.budget import Promise
-from dpfl.privacy.gaussian_dp import epsilon_of, mu_of
+from dpfl.orders import Gaussian, Neighbours, Order, Poisson, Unit, sensitivity
+from dpfl.privacy.accounting import Mechanism
+from dpfl.privacy.books import Books, Release
+from dpfl.privacy.budget import Budget, Promise
+from dpfl.privacy.filters import CountFilter, Filter, OverheardFilter, PlainFilter, RenyiFilter, Unlimited
+from dpfl.privacy.gaussian_dp import mu_of
 
 
 @dataclass(frozen=True)
@@ -24,60 +28,169 @@ class Charged:
 
 
 class Ledger:
-    """What each client has spent so far, against what it granted."""
+    """What each client of a run has spent so far, against what it granted."""
 
-    def __init__(self, promise: Promise | None, sizes: tuple[int, ...]) -> None:
-        """Open the books; `promise=None` is a training without privacy, where nothing is charged."""
-        self.promise = promise
-        self.sizes = sizes
-        self.spent = np.zeros(len(sizes))  # μ² of each client
-        self.replies = np.zeros(len(sizes), dtype=int)
-        if promise is None or promise.calibration == "paper":
-            # The client agreed to a paper's formula (or to nothing at all): its true price is recorded, not limited.
-            self._limit = np.full(len(sizes), np.inf)
-        else:
-            granted = mu_of([b.epsilon for b in promise.budgets], [b.delta for b in promise.budgets])
-            self._limit = granted**2
+    def __init__(
+        self, promise: Promise | None, sizes: Sequence[int], *, books: Books | None = None, **facts: Any
+    ) -> None:
+        """Begin a run in the books (in memory, where none are given).
+
+        promise: None is a training without privacy, where uploads are noted and nothing is promised.
+        facts: plain data that belongs to the run, such as its system, and is kept with it.
+        """
+        self.promise, self.sizes = promise, tuple(sizes)
+        self.books = books or Books()
+        self._filters: dict[int, Filter] = {}
+        self._seen = self.books.last_charge()
+        self._lifetime = _lifetime_filters(self.books, promise, len(self.sizes))
+        plain = None if promise is None else promise.to_plain()
+        self.run = self.books.open_run({"promise": plain, "sizes": list(self.sizes)} | facts)
+        self._round = 0
+        self._charges: dict[int, int] = {}  # the numbers of the last round's
+        self._number_of = lru_cache(maxsize=4096)(self.books.add_release)
 
     def charge(self, orders: Mapping[int, Order]) -> dict[int, Charged]:
         """Charge each client for its order and return the orders that are paid; a client that cannot pay is left out.
 
-        Raises BudgetRefused when not one client of the cohort can pay.
+        When this returns, the charges are on disk. Raises BudgetRefused when not one client of the cohort can pay.
         """
-        prices = {client: self._price(order, client) for client, order in orders.items()}
-        paid = {}
-        for client, order in orders.items():
-            if self.spent[client] + prices[client] <= self._limit[client]:
-                self.spent[client] += prices[client]
-                self.replies[client] += 1
-                paid[client] = Charged(order, self.sizes[client])
-        if orders and not paid:
-            raise BudgetRefused(
-                f"the budget of all {len(orders)} clients of this round is spent, so that none may upload again;"
-                " lower rounds or raise epsilon, and the noise will be planned for it"
-            )
-        return paid
+        releases = {client: self._release(client, order) for client, order in orders.items()}
+        with self.books.transaction():
+            if self._lifetime:  # other runs may have charged the same clients meanwhile
+                _pay_all(self._lifetime, self.books.charges_of_others(self.run, self._seen))
+                self._seen = self.books.last_charge()
+            paid = {client: release for client, release in releases.items() if self._affords(client, release)}
+            if orders and not paid:
+                raise BudgetRefused(
+                    f"the budget of all {len(orders)} clients of this round is spent, so that none may upload again; it"
+                    f" paid for {self._round} rounds: set rounds to that, or raise epsilon"
+                )
+            numbers = {client: None if one is None else self._number_of(one) for client, one in paid.items()}
+            self._charges = self.books.add_charges(self.run, self._round + 1, numbers)
+        self._round += 1
+        for client, release in paid.items():
+            if release is not None:
+                for purse in self._purses(client, release):
+                    purse.pay(release.mechanism, release.count)
+        return {client: Charged(orders[client], self.sizes[client]) for client in paid}
 
-    def _price(self, order: Order, client: int) -> float:
-        return 0.0 if self.promise is None else price_of(order, self.sizes[client], self.promise)
+    def broadcast(self, weights: Mapping[int, float], *, noise_std: float = 0.0) -> None:
+        """Note how the uploads of the round just charged went into the model that everybody will see.
 
-    def epsilon(self) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        """Return the ε each client has really spent so far, at its own δ; infinite where nothing was promised."""
+        noise_std: of the Gaussian noise that the server added to it, on every coordinate.
+        """
+        counted = {self._charges[client]: weight for client, weight in weights.items()}
+        self.books.add_broadcast(self.run, self._round, counted, noise_std)
+
+    def _release(self, client: int, order: Order) -> Release | None:
         if self.promise is None:
-            return np.full(len(self.sizes), np.inf)
-        return epsilon_of(np.sqrt(self.spent), [budget.delta for budget in self.promise.budgets])
+            return None
+        unit, neighbours = self.promise.unit, self.promise.neighbours
+        return release_of(order, self.sizes[client], unit=unit, neighbours=neighbours)
 
-
-def price_of(order: Order, records: int, promise: Promise) -> float:
-    """Return the order's cost in μ²: its releases times (Δ/σ)²."""
-    if order.noise is None:
-        raise BadInput("noise must be set where privacy is promised, was None; order Gaussian noise")
-    if not isinstance(order.noise, Gaussian) or not isinstance(order.batch, Full):
-        what = "Poisson-sampled batches" if isinstance(order.batch, Poisson) else type(order.noise).__name__
-        raise BadInput(
-            f"the order's mechanism must be Gaussian noise on full batches, was {what}: this ledger cannot price it,"
-            " and what is not priced is not released; order what it can price"
+    def _affords(self, client: int, release: Release | None) -> bool:
+        return release is None or all(
+            purse.affords(release.mechanism, release.count) for purse in self._purses(client, release)
         )
-    bound = sensitivity(order, records=records, unit=promise.unit, neighbours=promise.neighbours, norm=2)
-    ratio = bound / order.noise.std
-    return order.releases * (ratio * ratio)  # a product overflows to infinity, which no budget can pay; ** would raise
+
+    def _purses(self, client: int, release: Release) -> list[Filter]:
+        """Return the filters that must agree: the run's, fixed by the first release it sees, and the lifetime's."""
+        if client not in self._filters:
+            self._filters[client] = self._filter(client, release.mechanism)
+        own = self._filters[client]
+        return [own, self._lifetime[client]] if self._lifetime else [own]
+
+    def _filter(self, client: int, first: Mechanism) -> Filter:
+        assert self.promise is not None
+        if self.promise.calibration == "paper":
+            return Unlimited()  # the client agreed to a paper's formula: its true price is recorded, not limited
+        budget, adaptive = self.promise.budgets[client], self.promise.noise == "adaptive"
+        whole: Filter
+        if first.plain and (first.noise == "gaussian" or adaptive or budget.delta == 0):
+            whole = PlainFilter(budget, self._worth[client])
+        else:
+            whole = RenyiFilter(budget) if adaptive else CountFilter(budget, first)
+        if "server" in self.promise.against or self.promise.exposures is None:
+            return whole
+        return OverheardFilter(whole, self.promise.exposures)
+
+    @cached_property
+    def _worth(self) -> list[float]:
+        return [] if self.promise is None else worth_of(self.promise.budgets)
+
+
+def worth_of(budgets: Sequence[Budget]) -> list[float]:
+    """Return what each budget is worth in μ², all at once."""
+    mu = mu_of([budget.epsilon for budget in budgets], [budget.delta for budget in budgets])
+    return [float(one) for one in mu**2]
+
+
+def release_of(order: Order, records: int, *, unit: Unit, neighbours: Neighbours) -> Release:
+    """Derive what an order lets out.
+
+    Sampling amplifies where one record is added or removed and every noised value comes from one sampled batch. In all
+    other cases the price is that of the noise alone, which holds whichever records were drawn.
+    """
+    noise = order.noise
+    if noise is None:
+        raise BadInput("noise must be set where privacy is promised, was None; order Gaussian or Laplace noise")
+    gaussian = isinstance(noise, Gaussian)
+    size = noise.std if isinstance(noise, Gaussian) else noise.scale
+    bound = sensitivity(order, records=records, unit=unit, neighbours=neighbours, norm=2 if gaussian else 1)
+    one_batch = order.noise_on == "step" or order.steps == 1
+    amplified = isinstance(order.batch, Poisson) and one_batch and unit == "record" and neighbours == "add-remove"
+    rate = order.batch.sampling_rate if amplified and isinstance(order.batch, Poisson) else 1.0
+    mechanism = Mechanism("gaussian" if gaussian else "laplace", size / bound, rate)
+    scale = order.noise_in_upload(records) if gaussian else None
+    if scale is None:
+        return Release(mechanism, order.releases)
+    return Release(mechanism, order.releases, size * scale, bound * scale)
+
+
+def _lifetime_filters(books: Books, promise: Promise | None, clients: int) -> dict[int, Filter]:
+    """Make each client's filter over all runs of the books, with everything paid so far; none where none is granted."""
+    grants, earlier = books.grants(), books.runs()
+    if not grants:
+        return {}
+    where = repr(str(books.path))
+    if promise is None:
+        raise BadInput(
+            f"system must be a private one with the ledger {where}, which limits what its clients may spend, but this"
+            " one promises nothing; choose another system or ledger"
+        )
+    kinds = {(grant.unit, grant.neighbours) for grant in grants}
+    kinds |= {
+        (run.facts["promise"]["unit"], run.facts["promise"]["neighbours"]) for run in earlier if run.facts["promise"]
+    }
+    if kinds != {(promise.unit, promise.neighbours)}:
+        raise BadInput(
+            f"ledger must limit what is promised here ({promise.unit}, {promise.neighbours}), but {where} holds"
+            f" {', '.join(sorted('/'.join(kind) for kind in kinds))}; use a ledger for each kind"
+        )
+    if exposed := books.unprotected(*earlier):
+        raise BadInput(
+            f"ledger must hold noised uploads only, but client {min(exposed)} has uploaded without noise in {where};"
+            " no budget can pay for that: use another ledger"
+        )
+    granted = []
+    for client, grant in books.grants_of(range(clients)).items():
+        if grant is None:
+            raise BadInput(
+                f"client {client} must have a grant in the ledger {where}, which limits others, but has none; grant one"
+                f" with `dpfl ledger FILE --grant EPSILON --client {client}`"
+            )
+        granted.append(grant)
+    worth = worth_of([grant.budget for grant in granted])
+    filters: dict[int, Filter] = {
+        client: PlainFilter(grant.budget, worth[client]) if grant.currency == "plain" else RenyiFilter(grant.budget)
+        for client, grant in enumerate(granted)
+    }
+    spent = books.spent(*earlier)
+    _pay_all(filters, [(i, Release(*pair)) for i in spent if i in filters for pair in spent[i].items()])
+    return filters
+
+
+def _pay_all(filters: Mapping[int, Filter], charges: Sequence[tuple[int, Release | None]]) -> None:
+    for client, release in charges:
+        if client in filters and release is not None:
+            filters[client].pay(release.mechanism, release.count)

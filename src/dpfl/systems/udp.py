@@ -14,7 +14,7 @@ from dpfl.errors import require_positive
 from dpfl.orders import Gaussian, Order, RecordClip, sensitivity
 from dpfl.privacy.budget import Calibration, Promise, budgets, require_budgets
 from dpfl.privacy.calibration import gaussian_noise_stds
-from dpfl.privacy.claims import udp_noise_std
+from dpfl.privacy.claims import udp_cautions, udp_noise_std
 from dpfl.systems.system import Problem, State, System
 
 
@@ -40,15 +40,17 @@ class UDP(System[UDPState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive("clip", self.clip, "try 1.0")
-        require_budgets(self.epsilon, self.delta)
+        require_budgets(self.epsilon, self.delta, pure=False)
 
     def promise(self, clients: int) -> Promise:
         """Promise (ε_i, δ_i) for a record, against the server."""
+        granted = budgets(self.epsilon, self.delta, clients)
         return Promise(
-            budgets=budgets(self.epsilon, self.delta, clients),
+            budgets=granted,
             unit="record",
             neighbours="replace",
             calibration=self.calibration,
+            cautions=udp_cautions(granted) if self.calibration == "paper" else (),
         )
 
     def begin(self, problem: Problem, model: Tensor) -> UDPState:

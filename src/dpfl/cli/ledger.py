@@ -1,0 +1,59 @@
+"""`dpfl ledger`: what every client has spent, ever, and what it may."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpfl.cli import app
+from dpfl.errors import BadInput
+
+_EPILOG = """[bold]Examples[/bold]
+
+dpfl ledger runs/demo
+
+dpfl ledger hospitals.sqlite --new --grant 10 --delta 1e-5
+
+dpfl run udp --epsilon 3 --delta 1e-5 --ledger hospitals.sqlite
+"""
+
+
+@app.command(epilog=_EPILOG, no_args_is_help=True)
+def ledger(
+    where: Annotated[Path, typer.Argument(metavar="RUN_OR_FILE", help="The folder of a run, or a ledger file.")],
+    new: Annotated[bool, typer.Option("--new", help="Make the file.")] = False,
+    grant: Annotated[
+        str | None, typer.Option(metavar="X", help="Limit what a client may spend in all runs together to this ε.")
+    ] = None,
+    delta: Annotated[str, typer.Option(metavar="Y", help="The δ of the grant.")] = "1e-5",
+    client: Annotated[str | None, typer.Option(metavar="I", help="Grant it to this client only.")] = None,
+    unit: Annotated[str, typer.Option(metavar="record|client", help="What the grant protects.")] = "record",
+    neighbours: Annotated[str, typer.Option(metavar="replace|add-remove", help="How its data may differ.")] = "replace",
+    currency: Annotated[
+        str,
+        typer.Option(
+            metavar="plain|renyi", help="plain: noise on all records, counted exactly. renyi: sampled batches as well."
+        ),
+    ] = "plain",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Print what every client has spent over all runs of a ledger; with --grant, limit it first."""
+    from dpfl import run_folder
+    from dpfl.config import literal
+    from dpfl.privacy.books import Books, Grant
+    from dpfl.privacy.budget import Budget
+    from dpfl.privacy.statement import state, text
+
+    if new and where.exists():
+        raise BadInput(f"ledger must not exist yet with --new, but {str(where)!r} does; leave --new out")
+    path = run_folder.ledger_of(where)[0] if where.is_dir() else where
+    limit = None
+    if grant is not None:
+        whom = None if client is None else literal(client)
+        limit = Grant(whom, Budget(literal(grant), literal(delta)), unit, neighbours, currency)  # type: ignore[arg-type]
+    books = Books(path, create=new)
+    if limit is not None:
+        books.grant(limit)
+    statement = state(books)
+    print(json.dumps(statement, ensure_ascii=False) if as_json else text(statement))

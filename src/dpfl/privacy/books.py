@@ -1,0 +1,334 @@
+"""The books: what every client was charged, in one SQLite file that outlives the process.
+
+A charge is on disk before the upload it pays for exists, and nothing is ever changed or removed. One file can hold many
+runs, so that it answers how much a client has spent, ever; its owner can grant each client a limit over all of them.
+The file is a rollback-journal database, whole in itself whenever nobody is writing. One that is not ours, damaged,
+locked or of a newer version is refused in a sentence and left as it was.
+"""
+
+import json
+import math
+import sqlite3
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_args
+
+from dpfl.errors import BadInput, require_count
+from dpfl.orders import Neighbours, Unit
+from dpfl.privacy.accounting import Mechanism
+from dpfl.privacy.budget import Budget
+from dpfl.privacy.filters import Currency
+
+_APPLICATION = 0x6470666C  # "dpfl"
+_VERSION = 1
+_NO_NOISE = 1e-300  # costs infinitely much, where a sum of costs has overflowed
+_PATIENCE = 10.0  # seconds to wait while somebody else writes
+
+_TABLES = """
+CREATE TABLE runs (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, opened TEXT NOT NULL, facts TEXT NOT NULL);
+CREATE TABLE releases (
+    id INTEGER PRIMARY KEY, noise TEXT NOT NULL, multiplier REAL NOT NULL, sampling_rate REAL NOT NULL,
+    count INTEGER NOT NULL, noise_std REAL, sensitivity REAL  -- these two as they are in the upload
+);
+CREATE TABLE charges (
+    id INTEGER PRIMARY KEY, run INTEGER NOT NULL, round INTEGER NOT NULL, client INTEGER NOT NULL,
+    release INTEGER  -- NULL: uploaded without noise
+);
+CREATE TABLE broadcasts (
+    run INTEGER NOT NULL, round INTEGER NOT NULL, noise_std REAL NOT NULL, PRIMARY KEY (run, round)
+);
+CREATE TABLE aggregates (charge INTEGER PRIMARY KEY, weight REAL NOT NULL);
+CREATE TABLE grants (
+    id INTEGER PRIMARY KEY, client INTEGER,  -- NULL: every client
+    epsilon REAL NOT NULL, delta REAL NOT NULL, unit TEXT NOT NULL, neighbours TEXT NOT NULL, currency TEXT NOT NULL,
+    granted TEXT NOT NULL
+);
+"""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What one order lets out: a mechanism, how often, and how noise and sensitivity look in the upload."""
+
+    mechanism: Mechanism
+    count: int
+    noise_std: float | None = None  # None where the upload is not its plain sum with Gaussian noise
+    sensitivity: float | None = None
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a client may spend in all runs of one file together."""
+
+    client: int | None  # None: every client that has no grant of its own
+    budget: Budget
+    unit: Unit
+    neighbours: Neighbours
+    currency: Currency
+
+    def __post_init__(self) -> None:
+        if self.client is not None:
+            require_count("client", self.client, "clients count from 0", at_least=0)
+        for field, known in (("unit", Unit), ("neighbours", Neighbours), ("currency", Currency)):
+            value = getattr(self, field)
+            if value not in get_args(known):
+                raise BadInput(f"{field} must be one of {', '.join(get_args(known))}, was {value!r}; choose one")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training that was charged to the books."""
+
+    id: int
+    name: str
+    opened: str
+    facts: dict[str, Any]
+
+
+class Books:
+    """An open file of charges; in memory where no path is given."""
+
+    def __init__(self, path: Path | None = None, *, create: bool = True) -> None:
+        """Open the file, or make it where there is none and `create` allows."""
+        self.path = path
+        fresh = path is None or not path.exists() or path.stat().st_size == 0
+        if path is not None and fresh and not create:
+            raise BadInput(f"ledger must be a file that exists, but {str(path)!r} does not; give one that a run made")
+        try:
+            self._sql = sqlite3.connect(path or ":memory:", timeout=_PATIENCE, isolation_level=None)
+            if fresh:
+                self._make()
+            else:
+                self._check()
+            self._sql.execute("PRAGMA synchronous = EXTRA")  # a commit is on disk, and so is the end of its journal
+        except (sqlite3.Error, OSError) as problem:
+            raise self._refused(problem) from None
+
+    def _make(self) -> None:
+        with self.transaction():
+            for statement in _TABLES.split(";\n"):
+                self._sql.execute(statement)
+            self._sql.execute(f"PRAGMA application_id = {_APPLICATION}")
+            self._sql.execute(f"PRAGMA user_version = {_VERSION}")
+
+    def _check(self) -> None:
+        application, version = (self._one(f"PRAGMA {name}")[0] for name in ("application_id", "user_version"))
+        if application != _APPLICATION:
+            raise BadInput(
+                f"ledger must be a ledger of dpfl, but {str(self.path)!r} is another database; choose another"
+            )
+        if version > _VERSION:
+            raise BadInput(
+                f"ledger must be of version {_VERSION} or older, but {str(self.path)!r} is of version {version}, from a"
+                " newer dpfl; update dpfl"
+            )
+        if self._one("PRAGMA quick_check(1)")[0] != "ok":
+            raise sqlite3.DatabaseError("its pages do not fit together")
+
+    def _refused(self, problem: Exception) -> BadInput:
+        where = "in memory" if self.path is None else repr(str(self.path))
+        if "locked" in str(problem):
+            return BadInput(
+                f"ledger must be free, but {where} has been locked by another process for {_PATIENCE:.0f} s; wait for"
+                " it to end, and try again"
+            )
+        if isinstance(problem, (sqlite3.OperationalError, OSError)):
+            return BadInput(f"ledger must be a file that can be used, but {where} cannot ({problem}); choose another")
+        return BadInput(
+            f"ledger must be whole, but {where} is damaged or no ledger ({problem}); it was left as it is: restore a"
+            " copy, and count what it cannot tell as spent"
+        )
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Write all of what follows or nothing of it; on return it is on disk. Nobody else writes meanwhile."""
+        try:
+            self._sql.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._sql.execute("ROLLBACK")
+                raise
+            self._sql.execute("COMMIT")
+        except sqlite3.Error as problem:
+            raise self._refused(problem) from None
+
+    def _one(self, query: str, *values: Any) -> Any:
+        return self._sql.execute(query, values).fetchone()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._sql.close()
+
+    # What is written.
+
+    def open_run(self, facts: dict[str, Any]) -> Run:
+        """Begin a run; `facts` is plain data that says what was promised to whom."""
+        name, opened = uuid.uuid4().hex[:16], _now()
+        with self.transaction():
+            cursor = self._sql.execute(
+                "INSERT INTO runs (name, opened, facts) VALUES (?, ?, ?)", (name, opened, json.dumps(facts))
+            )
+        return Run(int(cursor.lastrowid or 0), name, opened, facts)
+
+    def add_release(self, release: Release) -> int:
+        """Describe a release, for charges to point to."""
+        one = release.mechanism
+        values = (one.noise, one.multiplier, one.sampling_rate, release.count, release.noise_std, release.sensitivity)
+        cursor = self._sql.execute(
+            "INSERT INTO releases (noise, multiplier, sampling_rate, count, noise_std, sensitivity)"
+            " VALUES (?, ?, ?, ?, ?, ?)", values,
+        )  # fmt: skip
+        return int(cursor.lastrowid or 0)
+
+    def add_charges(self, run: Run, round: int, releases: Mapping[int, int | None]) -> dict[int, int]:
+        """Charge each client for a release, inside a transaction; return the charges' numbers."""
+        first = int(self._one("SELECT COALESCE(MAX(id), 0) + 1 FROM charges")[0])
+        numbers = {client: first + place for place, client in enumerate(releases)}
+        self._sql.executemany(
+            "INSERT INTO charges VALUES (?, ?, ?, ?, ?)",
+            ((numbers[client], run.id, round, client, release) for client, release in releases.items()),
+        )
+        return numbers
+
+    def add_broadcast(self, run: Run, round: int, weights: Mapping[int, float], noise_std: float) -> None:
+        """Note with which weight each charged upload went into the model that was sent out, and the noise on it."""
+        with self.transaction():
+            self._sql.execute("INSERT INTO broadcasts VALUES (?, ?, ?)", (run.id, round, noise_std))
+            self._sql.executemany("INSERT INTO aggregates VALUES (?, ?)", weights.items())
+
+    def grant(self, grant: Grant) -> None:
+        """Limit what a client may spend in all runs together; a later grant replaces an earlier one."""
+        budget = grant.budget
+        values = (grant.client, budget.epsilon, budget.delta, grant.unit, grant.neighbours, grant.currency, _now())
+        with self.transaction():
+            self._sql.execute(
+                "INSERT INTO grants (client, epsilon, delta, unit, neighbours, currency, granted)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)", values,
+            )  # fmt: skip
+
+    # What is read. Sums are taken by the database, so that a million charges need no memory here.
+
+    def runs(self) -> list[Run]:
+        """Return every run, in the order in which they began."""
+        rows = self._all("SELECT id, name, opened, facts FROM runs ORDER BY id")
+        return [Run(number, name, opened, json.loads(facts)) for number, name, opened, facts in rows]
+
+    def run(self, name: str) -> Run:
+        """Return one run by its name."""
+        for run in self.runs():
+            if run.name == name:
+                return run
+        raise BadInput(
+            f"ledger must hold the run {name!r}, but {str(self.path)!r} does not; give the file it was charged to"
+        )
+
+    def grants(self) -> list[Grant]:
+        """Return the grants, in the order in which they were given."""
+        rows = self._all("SELECT client, epsilon, delta, unit, neighbours, currency FROM grants ORDER BY id")
+        return [Grant(client, Budget(epsilon, delta), *kind) for client, epsilon, delta, *kind in rows]
+
+    def grants_of(self, clients: Iterable[int]) -> dict[int, Grant | None]:
+        """Return what each client may spend: its own newest grant, or the newest for everybody."""
+        newest = {grant.client: grant for grant in self.grants()}
+        return {client: newest.get(client, newest.get(None)) for client in clients}
+
+    def last_charge(self) -> int:
+        """Return the number of the newest charge."""
+        return int(self._one("SELECT COALESCE(MAX(id), 0) FROM charges")[0])
+
+    def charges_of_others(self, run: Run, after: int) -> list[tuple[int, Release | None]]:
+        """Return (client, release) of the charges that other runs added after the charge of this number."""
+        rows = self._all(
+            "SELECT c.client, r.id, r.noise, r.multiplier, r.sampling_rate, r.count FROM charges c"
+            " LEFT JOIN releases r ON r.id = c.release WHERE c.id > ? AND c.run != ?", after, run.id,
+        )  # fmt: skip
+        return [(client, Release(Mechanism(*kind), count) if number else None) for client, number, *kind, count in rows]
+
+    def rounds(self, run: Run) -> int:
+        """Return the last round that was charged or sent out."""
+        last = "SELECT MAX(round) FROM {} WHERE run = ?"
+        return max(int(self._one(last.format(table), run.id)[0] or 0) for table in ("charges", "broadcasts"))
+
+    def replies(self, *runs: Run) -> dict[int, int]:
+        """Return how many uploads each client was charged for."""
+        return dict(self._all(f"SELECT client, COUNT(*) FROM charges WHERE run IN {_numbers(runs)} GROUP BY client"))
+
+    def unprotected(self, *runs: Run) -> set[int]:
+        """Return the clients that uploaded without noise."""
+        query = f"SELECT DISTINCT client FROM charges WHERE release IS NULL AND run IN {_numbers(runs)}"
+        return {client for (client,) in self._all(query)}
+
+    def spent(self, *runs: Run, exposures: int | None = None) -> dict[int, Counter[Mechanism]]:
+        """Return what each client let out, all plain Gaussian releases as one; or its dearest few uploads alone.
+
+        Uploads are compared by their noise. Where a client mixed noise, sampling rates or numbers of releases, no
+        upload is dearer than another for certain, and all of them count.
+        """
+        charged = f"FROM charges JOIN releases ON releases.id = charges.release WHERE run IN {_numbers(runs)}"
+        if exposures is None:
+            return self._by_client(f"SELECT client, noise, sampling_rate, multiplier, count {charged}")
+        placed = f"""SELECT client, noise, sampling_rate, multiplier, count,
+                     ROW_NUMBER() OVER (PARTITION BY client ORDER BY multiplier, count DESC) AS place {charged}"""
+        mixed = f"SELECT client {charged} GROUP BY client HAVING COUNT(DISTINCT noise || sampling_rate || count) > 1"
+        return self._by_client(f"SELECT * FROM ({placed}) WHERE place <= {int(exposures)} OR client IN ({mixed})")
+
+    def released(self, run: Run) -> dict[int, Counter[Mechanism]] | None:
+        """Return what each client let out through the models that were sent out, or None where only uploads tell.
+
+        A broadcast shows Σ p_j·(update_j + noise_j) + the server's noise: client i moves it by p_i·Δ_i, under
+        Gaussian noise of variance Σ p_j²σ_j² + σ_D². That holds where each upload is a sum with Gaussian noise on it.
+        """
+        joined = f"""FROM charges c JOIN aggregates a ON a.charge = c.id JOIN broadcasts b USING (run, round)
+                     LEFT JOIN releases r ON r.id = c.release WHERE c.run = {run.id}"""
+        if self._one(f"SELECT COUNT(*) {joined} AND r.noise_std IS NULL")[0]:
+            return None
+        total = f"""SELECT round, SUM(weight * r.noise_std * weight * r.noise_std) + MAX(b.noise_std * b.noise_std)
+                           AS variance {joined} GROUP BY round"""
+        # Multipliers are rounded down to six digits: rounds that differ by rounding alone are counted together.
+        moved = f"""SELECT client, noise, sampling_rate, squared, count, variance FROM (
+                      SELECT client, noise, sampling_rate, count, c.round AS round,
+                             weight * r.sensitivity * weight * r.sensitivity AS squared {joined} AND weight != 0
+                    ) JOIN ({total}) USING (round)"""
+        self._sql.create_function("multiplier", 2, _multiplier, deterministic=True)
+        return self._by_client(
+            f"SELECT client, noise, sampling_rate, multiplier(variance, squared) AS multiplier, count FROM ({moved})"
+        )
+
+    def _by_client(self, charges: str) -> dict[int, Counter[Mechanism]]:
+        """Sum a table of (client, noise, sampling_rate, multiplier, count)."""
+        plain = "noise = 'gaussian' AND sampling_rate = 1"
+        found: dict[int, Counter[Mechanism]] = defaultdict(Counter)
+        for client, mu_squared in self._all(
+            f"SELECT client, SUM(count * (1 / multiplier) * (1 / multiplier)) FROM ({charges}) WHERE {plain} GROUP BY 1"
+        ):
+            found[client][Mechanism("gaussian", max(1 / math.sqrt(mu_squared), _NO_NOISE))] += 1
+        for client, noise, rate, multiplier, count in self._all(
+            f"SELECT client, noise, sampling_rate, multiplier, SUM(count) FROM ({charges}) WHERE NOT ({plain})"
+            " GROUP BY 1, 2, 3, 4"
+        ):
+            found[client][Mechanism(noise, multiplier, rate)] += count
+        return dict(found)
+
+    def _all(self, query: str, *values: Any) -> list[Any]:
+        try:
+            return self._sql.execute(query, values).fetchall()
+        except sqlite3.Error as problem:
+            raise self._refused(problem) from None
+
+
+def _numbers(runs: Sequence[Run]) -> str:
+    return f"({', '.join(str(run.id) for run in runs)})"
+
+
+def _multiplier(variance: float, squared: float) -> float:
+    return float(f"{math.sqrt(variance / squared) * (1 - 1e-6):.6e}")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
