@@ -12,8 +12,8 @@ demo: $(VENV)/.installed
 test: lint types unit
 
 lint: $(VENV)/.installed-dev
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
@@ -22,8 +22,8 @@ unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
 
 format: $(VENV)/.installed-dev
-	$(BIN)/ruff format src tests
-	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests benchmarks examples
+	$(BIN)/ruff check --fix src tests benchmarks examples
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

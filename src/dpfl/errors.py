@@ -59,3 +59,9 @@ def require_count(field: str, value: int, way_out: str, *, at_least: int = 1) ->
     """Refuse anything but a whole number that is large enough."""
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise BadInput(f"{field} must be a whole number of at least {at_least}, was {value!r}; {way_out}")
+
+
+def require_one_of(field: str, value: object, known: tuple[object, ...]) -> None:
+    """Refuse what is not among the known values."""
+    if value not in known:
+        raise BadInput(f"{field} must be one of {', '.join(map(str, known))}, was {value!r}; choose one")

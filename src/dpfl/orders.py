@@ -9,11 +9,12 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from dpfl.errors import BadInput, require_count, require_not_negative, require_positive
+from dpfl.errors import BadInput, require_count, require_not_negative, require_one_of, require_positive
 
 Unit = Literal["record", "client"]
 Neighbours = Literal["replace", "add-remove"]
 Norm = Literal[1, 2]
+UNITS, NEIGHBOURS, NORMS = get_args(Unit), get_args(Neighbours), get_args(Norm)
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class _Clip:
 
     def __post_init__(self) -> None:
         require_positive("clip", self.clip_norm, "a gradient clipped to nothing teaches nothing")
-        if self.norm not in get_args(Norm):
+        if self.norm not in NORMS:
             raise BadInput(f"the norm of a clip must be 1 or 2, was {self.norm!r}; use 2 with Gaussian noise")
 
 
@@ -186,9 +187,9 @@ def sensitivity(order: Order, *, records: int, unit: Unit, neighbours: Neighbour
     0.01
     """
     require_count("records", records, "a client without records has nothing to protect")
-    for field, value, known in (("unit", unit, Unit), ("neighbours", neighbours, Neighbours), ("norm", norm, Norm)):
-        if value not in get_args(known):
-            raise BadInput(f"{field} must be one of {', '.join(map(str, get_args(known)))}, was {value!r}; choose one")
+    require_one_of("unit", unit, UNITS)
+    require_one_of("neighbours", neighbours, NEIGHBOURS)
+    require_one_of("norm", norm, NORMS)
     clip = order.clip
     if clip is None:
         raise BadInput(

@@ -49,6 +49,7 @@ def make(path: Path) -> None:
 
 def create(path: Path, config: str) -> None:
     """Write the config; an old run in the folder gives way, but not its ledger: what is spent is spent."""
+    make(path)
     try:
         for name in (CONFIG, METRICS, MODEL, CERTIFICATE, ENVIRONMENT, *REPORT_FILES):
             (path / name).unlink(missing_ok=True)

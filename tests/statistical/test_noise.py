@@ -26,18 +26,28 @@ def fits(sample: np.ndarray, law: str, scale: float) -> bool:
     return bool(stats.kstest(sample, law, args=(0, scale)).pvalue > FALSE_ALARM)
 
 
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
+devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+
+
+@devices
 @pytest.mark.parametrize("std", [1e-6, 1.0, 300.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gaussian_noise_has_its_declared_law(std: float, dtype: torch.dtype) -> None:
-    drawn = add_noise(torch.zeros(DRAWS, dtype=dtype), Gaussian(std), Streams(1).generator("noise")).numpy()
+def test_gaussian_noise_has_its_declared_law(std: float, dtype: torch.dtype, device: str) -> None:
+    noised = add_noise(torch.zeros(DRAWS, dtype=dtype, device=device), Gaussian(std), Streams(1).generator("noise"))
+    assert (noised.device.type, noised.dtype) == (device, dtype)
+    drawn = noised.cpu().numpy()
     assert fits(drawn, "norm", std)
     assert not fits(drawn, "norm", 1.05 * std)
     assert not fits(drawn, "norm", 0.95 * std)
 
 
+@devices
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 300.0])
-def test_laplace_noise_has_its_declared_law(scale: float) -> None:
-    drawn = add_noise(torch.zeros(DRAWS), Laplace(scale), Streams(1).generator("noise")).numpy()
+def test_laplace_noise_has_its_declared_law(scale: float, device: str) -> None:
+    noised = add_noise(torch.zeros(DRAWS, device=device), Laplace(scale), Streams(1).generator("noise"))
+    assert noised.device.type == device
+    drawn = noised.cpu().numpy()
     assert fits(drawn, "laplace", scale)
     assert not fits(drawn, "laplace", 1.05 * scale)
     assert not fits(drawn, "laplace", 0.95 * scale)

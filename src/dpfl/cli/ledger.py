@@ -1,6 +1,7 @@
 """`dpfl ledger`: what every client has spent, ever, and what it may."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -52,8 +53,8 @@ def ledger(
     if grant is not None:
         whom = None if client is None else literal(client)
         limit = Grant(whom, Budget(literal(grant), literal(delta)), unit, neighbours, currency)  # type: ignore[arg-type]
-    books = Books(path, create=new)
-    if limit is not None:
-        books.grant(limit)
-    statement = state(books)
+    with closing(Books(path, create=new)) as books:
+        if limit is not None:
+            books.grant(limit)
+        statement = state(books)
     print(json.dumps(statement, ensure_ascii=False) if as_json else text(statement))

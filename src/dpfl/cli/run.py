@@ -96,7 +96,8 @@ def run(
         with _Progress(parsed.system.rounds) as progress:
             finished = training.run(parsed, out=folder, force=force, on_round=progress.show)
     except BudgetRefused as refusal:
-        raise BudgetRefused(f"{refusal} (the rounds before it are in {folder})") from None
+        kept = f" (the rounds before it are in {folder})" if folder.exists() else ""
+        raise BudgetRefused(f"{refusal}{kept}") from None
     except KeyboardInterrupt:
         kept = f"its finished rounds are in {folder}" if folder.exists() else "nothing was written"
         print(f"dpfl: the run was interrupted; {kept}", file=sys.stderr)

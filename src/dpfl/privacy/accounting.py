@@ -10,6 +10,7 @@ These are the prices of a plan that was fixed in advance. Noise that is chosen a
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -18,12 +19,13 @@ from typing import Any, Literal, get_args
 
 from scipy.optimize import brentq
 
-from dpfl.errors import BadInput, require_positive
+from dpfl.errors import BadInput, require_one_of, require_positive
 from dpfl.privacy import gaussian_dp
 from dpfl.privacy.budget import Budget
 
 Noise = Literal["gaussian", "laplace"]
 Sampling = Literal["poisson", "fixed"]
+_NOISES, _SAMPLINGS = get_args(Noise), get_args(Sampling)
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,8 @@ class Mechanism:
     sampling: Sampling = "poisson"
 
     def __post_init__(self) -> None:
-        for field, value, known in (("mechanism", self.noise, Noise), ("sampling", self.sampling, Sampling)):
-            if value not in get_args(known):
-                raise BadInput(f"{field} must be one of {', '.join(get_args(known))}, was {value!r}; choose one")
+        require_one_of("mechanism", self.noise, _NOISES)
+        require_one_of("sampling", self.sampling, _SAMPLINGS)
         require_positive("noise_multiplier", self.multiplier, "noise of 1 sensitivity is a common start")
         if not (isinstance(self.sampling_rate, (int, float)) and 0 < self.sampling_rate <= 1):
             raise BadInput(f"sampling_rate must lie in (0, 1], was {self.sampling_rate!r}; use 1 for all records")
@@ -131,12 +132,13 @@ _FOURIER_ERROR = 1e-14
 _SMALL_DELTA = 1e-12
 _GRID = 0.015  # the width of the grid, in standard deviations of a single loss
 _MOST_POINTS = 200_000  # of a single loss distribution
-_MOST_COMPOSED = 4e6
+_MOST_COMPOSED = 4e6  # of a composition
+_MOST_PARTS = 16  # different mechanisms that are composed as they are
 
 
 def _composed(spent: Spent) -> Any:
-    """Compose all privacy-loss distributions; a plain Gaussian is one release however often it was used."""
-    parts = {mechanism: count for mechanism, count in spent.items() if not _is_plain_gaussian(mechanism)}
+    """Compose all privacy-loss distributions; plain Gaussian releases are one release however often they were used."""
+    parts = _few({mechanism: count for mechanism, count in spent.items() if not _is_plain_gaussian(mechanism)})
     mu_squared = math.fsum(n * mechanism.mu_squared for mechanism, n in spent.items() if _is_plain_gaussian(mechanism))
     if mu_squared > 0:
         whole = Mechanism("gaussian", 1 / math.sqrt(mu_squared))
@@ -153,6 +155,17 @@ def _composed(spent: Spent) -> Any:
         part = part.self_compose(times) if times > 1 else part
         composed = part if composed is None else composed.compose(part)
     return composed
+
+
+def _few(spent: Spent) -> dict[Mechanism, int]:
+    """Round very many different multipliers down to levels 2 % apart: with less noise a release costs more."""
+    if len(spent) <= _MOST_PARTS:
+        return dict(spent)
+    levels: Counter[Mechanism] = Counter()
+    for mechanism, count in spent.items():
+        level = math.floor(math.log(mechanism.multiplier) / math.log(1.02))
+        levels[replace(mechanism, multiplier=1.02**level)] += count
+    return dict(levels)
 
 
 def _is_plain_gaussian(mechanism: Mechanism) -> bool:

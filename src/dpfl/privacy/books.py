@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
-from dpfl.errors import BadInput, require_count
-from dpfl.orders import Neighbours, Unit
+from dpfl.errors import BadInput, require_count, require_one_of
+from dpfl.orders import NEIGHBOURS, UNITS, Neighbours, Unit
 from dpfl.privacy.accounting import Mechanism
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.filters import Currency
@@ -36,13 +36,13 @@ CREATE TABLE releases (
     count INTEGER NOT NULL, noise_std REAL, sensitivity REAL  -- these two as they are in the upload
 );
 CREATE TABLE charges (
-    id INTEGER PRIMARY KEY, run INTEGER NOT NULL, round INTEGER NOT NULL, client INTEGER NOT NULL,
-    release INTEGER  -- NULL: uploaded without noise
+    id INTEGER PRIMARY KEY, run INTEGER NOT NULL REFERENCES runs, round INTEGER NOT NULL, client INTEGER NOT NULL,
+    release INTEGER REFERENCES releases  -- NULL: uploaded without noise
 );
 CREATE TABLE broadcasts (
-    run INTEGER NOT NULL, round INTEGER NOT NULL, noise_std REAL NOT NULL, PRIMARY KEY (run, round)
+    run INTEGER NOT NULL REFERENCES runs, round INTEGER NOT NULL, noise_std REAL NOT NULL, PRIMARY KEY (run, round)
 );
-CREATE TABLE aggregates (charge INTEGER PRIMARY KEY, weight REAL NOT NULL);
+CREATE TABLE aggregates (charge INTEGER PRIMARY KEY REFERENCES charges, weight REAL NOT NULL);
 CREATE TABLE grants (
     id INTEGER PRIMARY KEY, client INTEGER,  -- NULL: every client
     epsilon REAL NOT NULL, delta REAL NOT NULL, unit TEXT NOT NULL, neighbours TEXT NOT NULL, currency TEXT NOT NULL,
@@ -74,10 +74,9 @@ class Grant:
     def __post_init__(self) -> None:
         if self.client is not None:
             require_count("client", self.client, "clients count from 0", at_least=0)
-        for field, known in (("unit", Unit), ("neighbours", Neighbours), ("currency", Currency)):
-            value = getattr(self, field)
-            if value not in get_args(known):
-                raise BadInput(f"{field} must be one of {', '.join(get_args(known))}, was {value!r}; choose one")
+        require_one_of("unit", self.unit, UNITS)
+        require_one_of("neighbours", self.neighbours, NEIGHBOURS)
+        require_one_of("currency", self.currency, get_args(Currency))
 
 
 @dataclass(frozen=True)
@@ -96,16 +95,16 @@ class Books:
     def __init__(self, path: Path | None = None, *, create: bool = True) -> None:
         """Open the file, or make it where there is none and `create` allows."""
         self.path = path
-        fresh = path is None or not path.exists() or path.stat().st_size == 0
-        if path is not None and fresh and not create:
+        if not create and (path is None or not path.exists()):
             raise BadInput(f"ledger must be a file that exists, but {str(path)!r} does not; give one that a run made")
         try:
             self._sql = sqlite3.connect(path or ":memory:", timeout=_PATIENCE, isolation_level=None)
-            if fresh:
+            # A file without tables is new, or was given up before anything was charged.
+            if self._one("SELECT COUNT(*) FROM sqlite_master")[0] == 0 and create:
                 self._make()
-            else:
-                self._check()
+            self._check()
             self._sql.execute("PRAGMA synchronous = EXTRA")  # a commit is on disk, and so is the end of its journal
+            self._sql.execute("PRAGMA foreign_keys = ON")
         except (sqlite3.Error, OSError) as problem:
             raise self._refused(problem) from None
 

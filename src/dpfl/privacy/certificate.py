@@ -7,6 +7,7 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Context
 from pathlib import Path
@@ -172,9 +173,8 @@ def recertify(folder: Path) -> tuple[Certificate, bool]:
     Raises BadInput where the two do not agree.
     """
     path, name = run_folder.ledger_of(folder)
-    books = Books(path, create=False)
-    certificate = certify(books, books.run(name))
-    books.close()
+    with closing(Books(path, create=False)) as books:
+        certificate = certify(books, books.run(name))
     if not (folder / run_folder.CERTIFICATE).exists():
         return certificate, False
     plain = certificate.to_dict()

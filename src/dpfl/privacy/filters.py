@@ -6,12 +6,14 @@ A filter is fixed by the first release it sees, before anything private is known
   Honkela, 2023), which covers pure releases too. Either suffices: a purely private path fails with probability 0, so
   that the δ of the other is spent once.
 - `CountFilter`, for sampled noise whose multiplier and rate were fixed in advance: at most as many releases as their
-  privacy-loss distribution allows; any other mechanism is refused.
+  privacy-loss distribution allows. More noise counts the same (it is the agreed release with noise on top); less, or
+  another rate, is refused.
 - `RenyiFilter`, for everything else: releases go on while at least one order is within its allowance (Feldman and
   Zrnic, 2021). Which order is the last one may depend on what was released, so each order holds its own share of δ.
 """
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, Protocol
 
@@ -61,26 +63,32 @@ class PlainFilter:
         self.spent_epsilon += count * mechanism.pure
 
 
+_ROUNDING = 1e-9  # how far the same noise may differ when it was computed another way
+
+
 class CountFilter:
     """How often one sampled mechanism may be used."""
 
     def __init__(self, budget: Budget, mechanism: Mechanism) -> None:
         """Fix the mechanism; how many releases fit is found out only as far as it is asked."""
         self.budget, self.mechanism = budget, mechanism
+        self._priced = replace(mechanism, multiplier=mechanism.multiplier * (1 - _ROUNDING))
         self.count = 0
         self._within, self._beyond = 0, math.inf  # known to fit, known not to
 
     def affords(self, mechanism: Mechanism, count: int) -> bool:
         """Count; refuse what was not agreed on."""
-        if mechanism != self.mechanism:
+        agreed = self.mechanism
+        alike = replace(mechanism, multiplier=agreed.multiplier) == agreed
+        if not alike or mechanism.multiplier < agreed.multiplier * (1 - _ROUNDING):
             raise BadInput(
-                f"the noise of sampled batches must stay {_described(self.mechanism)}, as in the first round, was"
+                f"the noise of sampled batches must stay {_described(agreed)}, as in the first round, was"
                 f" {_described(mechanism)}; promise noise='adaptive' to let it change, at a higher price"
             )
         wanted = self.count + count
         while self._within < wanted < self._beyond:  # look ahead, so that few rounds have to ask
             ahead = int(min(2 * wanted, (wanted + self._beyond) // 2))
-            if _cost(self.mechanism, ahead, self.budget.delta) <= self.budget.epsilon:
+            if _cost(self._priced, ahead, self.budget.delta) <= self.budget.epsilon:
                 self._within = ahead
             else:
                 self._beyond = ahead

@@ -5,10 +5,10 @@ on disk (`books`) before the first of its uploads can exist; a privacy filter (`
 run and, where the owner of the books granted a limit, over all runs. What cannot be priced is refused, never ignored.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.orders import Gaussian, Neighbours, Order, Poisson, Unit, sensitivity
@@ -16,7 +16,7 @@ from dpfl.privacy.accounting import Mechanism
 from dpfl.privacy.books import Books, Release
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.filters import CountFilter, Filter, OverheardFilter, PlainFilter, RenyiFilter, Unlimited
-from dpfl.privacy.gaussian_dp import mu_of
+from dpfl.privacy.gaussian_dp import epsilon_of, mu_of
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,20 @@ class Ledger:
     """What each client of a run has spent so far, against what it granted."""
 
     def __init__(
-        self, promise: Promise | None, sizes: Sequence[int], *, books: Books | None = None, **facts: Any
+        self,
+        promise: Promise | None,
+        sizes: Sequence[int],
+        *,
+        books: Books | None = None,
+        system: str = "",
+        config: str | None = None,
+        seeded: bool = False,
+        versions: Mapping[str, str] | None = None,
     ) -> None:
         """Begin a run in the books (in memory, where none are given).
 
         promise: None is a training without privacy, where uploads are noted and nothing is promised.
-        facts: plain data that belongs to the run, such as its system, and is kept with it.
+        system, config, seeded, versions: what the certificate will say about the run.
         """
         self.promise, self.sizes = promise, tuple(sizes)
         self.books = books or Books()
@@ -44,7 +52,10 @@ class Ledger:
         self._seen = self.books.last_charge()
         self._lifetime = _lifetime_filters(self.books, promise, len(self.sizes))
         plain = None if promise is None else promise.to_plain()
-        self.run = self.books.open_run({"promise": plain, "sizes": list(self.sizes)} | facts)
+        self.run = self.books.open_run(
+            {"promise": plain, "sizes": list(self.sizes), "system": system, "config": config, "seeded": seeded,
+             "versions": dict(versions or {})}
+        )  # fmt: skip
         self._round = 0
         self._charges: dict[int, int] = {}  # the numbers of the last round's
         self._number_of = lru_cache(maxsize=4096)(self.books.add_release)
@@ -54,25 +65,45 @@ class Ledger:
 
         When this returns, the charges are on disk. Raises BudgetRefused when not one client of the cohort can pay.
         """
-        releases = {client: self._release(client, order) for client, order in orders.items()}
+        wanted = {client: self._release(client, order) for client, order in orders.items()}
+        able = {
+            client: release for client, release in wanted.items() if release is None or self._affords(client, release)
+        }
+        if wanted and not able:
+            way_out = f"set rounds to {self._round} or raise epsilon" if self._round else "raise epsilon or the noise"
+            raise BudgetRefused(
+                f"the budget of all {len(wanted)} clients of this round is spent after {self._round} rounds, and none may"
+                f" upload again; {way_out}"
+            )
+        try:
+            paid = self._write(able)
+        except BaseException:
+            self._number_of.cache_clear()  # what was rolled back has no number
+            raise
+        self._round += 1
+        _pay_all(self._filters, paid.items())
+        _pay_all(self._lifetime, paid.items())
+        return {client: Charged(orders[client], self.sizes[client]) for client in paid}
+
+    def _write(self, releases: Mapping[int, Release | None]) -> Mapping[int, Release | None]:
+        """Leave out those whose lifetime is spent and put the charges of the others on disk, as one."""
         with self.books.transaction():
             if self._lifetime:  # other runs may have charged the same clients meanwhile
                 _pay_all(self._lifetime, self.books.charges_of_others(self.run, self._seen))
                 self._seen = self.books.last_charge()
-            paid = {client: release for client, release in releases.items() if self._affords(client, release)}
-            if orders and not paid:
+            paid = {
+                client: release
+                for client, release in releases.items()
+                if release is None or not self._lifetime or _affords(self._lifetime[client], release)
+            }
+            if releases and not paid:
                 raise BudgetRefused(
-                    f"the budget of all {len(orders)} clients of this round is spent, so that none may upload again; it"
-                    f" paid for {self._round} rounds: set rounds to that, or raise epsilon"
+                    f"what the ledger {str(self.books.path)!r} grants to all {len(releases)} clients of this round is"
+                    f" spent after {self._round} rounds of this run; let its owner grant more, or run with more noise"
                 )
             numbers = {client: None if one is None else self._number_of(one) for client, one in paid.items()}
             self._charges = self.books.add_charges(self.run, self._round + 1, numbers)
-        self._round += 1
-        for client, release in paid.items():
-            if release is not None:
-                for purse in self._purses(client, release):
-                    purse.pay(release.mechanism, release.count)
-        return {client: Charged(orders[client], self.sizes[client]) for client in paid}
+        return paid
 
     def broadcast(self, weights: Mapping[int, float], *, noise_std: float = 0.0) -> None:
         """Note how the uploads of the round just charged went into the model that everybody will see.
@@ -88,19 +119,13 @@ class Ledger:
         unit, neighbours = self.promise.unit, self.promise.neighbours
         return release_of(order, self.sizes[client], unit=unit, neighbours=neighbours)
 
-    def _affords(self, client: int, release: Release | None) -> bool:
-        return release is None or all(
-            purse.affords(release.mechanism, release.count) for purse in self._purses(client, release)
-        )
-
-    def _purses(self, client: int, release: Release) -> list[Filter]:
-        """Return the filters that must agree: the run's, fixed by the first release it sees, and the lifetime's."""
+    def _affords(self, client: int, release: Release) -> bool:
         if client not in self._filters:
             self._filters[client] = self._filter(client, release.mechanism)
-        own = self._filters[client]
-        return [own, self._lifetime[client]] if self._lifetime else [own]
+        return _affords(self._filters[client], release)
 
     def _filter(self, client: int, first: Mechanism) -> Filter:
+        """Fix the client's filter by the first release it is asked for, before anything of it is out."""
         assert self.promise is not None
         if self.promise.calibration == "paper":
             return Unlimited()  # the client agreed to a paper's formula: its true price is recorded, not limited
@@ -140,7 +165,9 @@ def release_of(order: Order, records: int, *, unit: Unit, neighbours: Neighbours
     one_batch = order.noise_on == "step" or order.steps == 1
     amplified = isinstance(order.batch, Poisson) and one_batch and unit == "record" and neighbours == "add-remove"
     rate = order.batch.sampling_rate if amplified and isinstance(order.batch, Poisson) else 1.0
-    mechanism = Mechanism("gaussian" if gaussian else "laplace", size / bound, rate)
+    # Ten digits, rounded down, so that a price is found again when the same noise was computed another way.
+    multiplier = float(f"{size / bound * (1 - 1e-10):.9e}")
+    mechanism = Mechanism("gaussian" if gaussian else "laplace", multiplier, rate)
     scale = order.noise_in_upload(records) if gaussian else None
     if scale is None:
         return Release(mechanism, order.releases)
@@ -187,10 +214,29 @@ def _lifetime_filters(books: Books, promise: Promise | None, clients: int) -> di
     }
     spent = books.spent(*earlier)
     _pay_all(filters, [(i, Release(*pair)) for i in spent if i in filters for pair in spent[i].items()])
+    if promise.calibration == "tight":
+        _require_left(filters, promise, where)
     return filters
 
 
-def _pay_all(filters: Mapping[int, Filter], charges: Sequence[tuple[int, Release | None]]) -> None:
+def _require_left(filters: Mapping[int, Filter], promise: Promise, where: str) -> None:
+    """Refuse a run that would be stopped half-way: tight noise is planned to spend all that was promised."""
+    for client, worth in enumerate(worth_of(promise.budgets)):
+        purse = filters[client]
+        if isinstance(purse, PlainFilter) and worth > (left := max(purse.mu_squared - purse.spent_mu_squared, 0.0)):
+            budget = promise.budgets[client]
+            most = float(epsilon_of(math.sqrt(left), budget.delta)) * (1 - 1e-4)
+            raise BudgetRefused(
+                f"the grant of client {client} in the ledger {where} leaves ε = {most:.4g} at δ = {budget.delta:g}, and"
+                f" this run is planned to spend {budget.epsilon:g}; lower epsilon, or let the owner grant more"
+            )
+
+
+def _affords(purse: Filter, release: Release) -> bool:
+    return purse.affords(release.mechanism, release.count)
+
+
+def _pay_all(filters: Mapping[int, Filter], charges: Iterable[tuple[int, Release | None]]) -> None:
     for client, release in charges:
         if client in filters and release is not None:
             filters[client].pay(release.mechanism, release.count)

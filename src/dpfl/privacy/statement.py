@@ -1,5 +1,6 @@
 """A statement of account: what every client has spent in all runs of a ledger, and what its owner granted."""
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -105,7 +106,7 @@ def text(statement: Statement) -> str:
         )
     if not clients:
         return "\n".join([*lines, "nobody has been charged yet"])
-    rows = sorted(clients, key=lambda line: -_most(line))
+    rows = sorted(clients, key=lambda line: (-_most(line), line["client"]))
     lines += [
         "",
         f"{'client':>6}  {'runs':>5}  {'uploads':>7}  {'spent, ever':<26}  {'granted':<22}  one … is protected",
@@ -117,8 +118,9 @@ def text(statement: Statement) -> str:
 
 
 def _most(line: dict[str, Any]) -> float:
+    """Return the printed ε, so that clients which print alike stay in their order."""
     spent = line["spent"]
-    return float("inf") if spent is None or spent["epsilon"] is None else float(spent["epsilon"])
+    return math.inf if spent is None or spent["epsilon"] is None else float(rounded_up(spent["epsilon"]))
 
 
 def _row(line: dict[str, Any]) -> str:
