@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from dpfl.errors import BadInput as BadInput
     from dpfl.errors import BudgetRefused as BudgetRefused
+    from dpfl.errors import Caution as Caution
     from dpfl.federation import Federation as Federation
     from dpfl.federation import federate as federate
     from dpfl.federation import from_arrays as from_arrays
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from dpfl.training import train as train
 
 _HOMES = {
-    "BadInput": "errors", "BudgetRefused": "errors",
+    "BadInput": "errors", "BudgetRefused": "errors", "Caution": "errors",
     "Federation": "federation", "federate": "federation", "from_arrays": "federation", "from_torch": "federation",
     "Order": "orders",
     "UDP": "systems", "FedAvg": "systems", "FedProx": "systems", "FedSGD": "systems",

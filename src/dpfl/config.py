@@ -6,7 +6,6 @@ neither knows is refused. Writing is done here because the standard library only
 
 import hashlib
 import json
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -92,19 +91,6 @@ def read(path: Path) -> dict[str, Any]:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise BadInput(f"config must be TOML, but {str(path)!r} is not: {problem}; mend it") from None
-
-
-def literal(text: str) -> Any:
-    """Read the value of `key=value` as TOML would, or as a plain word.
-
-    >>> literal("0.5"), literal(".5"), literal("[1, 2]"), literal("dirichlet:0.1")
-    (0.5, 0.5, [1, 2], 'dirichlet:0.1')
-    """
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        # TOML wants digits on both sides of a point; people do not.
-        return float(text) if re.fullmatch(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?", text) else text
 
 
 def _toml(value: Any) -> str:

@@ -4,6 +4,8 @@ A config file, the command line and Python all end here, so that they accept the
 float, a list for a tuple, NumPy's numbers for plain ones) and refuse the same ones, with the same sentence.
 """
 
+import re
+import tomllib
 from dataclasses import fields
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -55,3 +57,16 @@ def _words(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return f"one of {', '.join(get_args(hint))}"
     return {int: "a whole number", float: "a number", str: "a word"}[hint]
+
+
+def literal(text: str) -> Any:
+    """Read the value of `key=value` as TOML would, or as a plain word.
+
+    >>> literal("0.5"), literal(".5"), literal("[1, 2]"), literal("dirichlet:0.1")
+    (0.5, 0.5, [1, 2], 'dirichlet:0.1')
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        # TOML wants digits on both sides of a point; people do not.
+        return float(text) if re.fullmatch(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?", text) else text

@@ -33,7 +33,7 @@ def claim(path: Path, *, force: bool) -> None:
         raise BadInput(
             f"out must be a new folder, but {str(path)!r} exists; choose another, or --force to replace the run in it"
         )
-    if not (path / CONFIG).is_file():
+    if not any((path / name).is_file() for name in (CONFIG, LEDGER)):  # one that was killed early has only a ledger
         raise BadInput(
             f"out may be replaced only where it holds a run, but {str(path)!r} has no {CONFIG}; choose another folder"
         )
@@ -83,6 +83,8 @@ def read_json(path: Path, name: str) -> dict[str, Any]:
 def ledger_of(path: Path) -> tuple[Path, str]:
     """Return the ledger that a run was charged to, and the run's name in it."""
     environment = read_json(path, ENVIRONMENT)
+    if not {"ledger", "run"} <= environment.keys():
+        raise BadInput(f"run must have been charged to a ledger, but {str(path)!r} names none; repeat the run")
     return path / environment["ledger"], environment["run"]  # an absolute path stands for itself
 
 

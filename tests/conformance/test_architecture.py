@@ -1,11 +1,16 @@
 """The building keeps its plan: imports point one way, and what must be made in one place is made only there."""
 
 import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import dpfl
+from dpfl.privacy import claims
 
 ROOT = Path(dpfl.__file__).parent
 SOURCES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in ROOT.rglob("*.py")}
@@ -88,11 +93,95 @@ def calls(path: Path) -> list[str]:
         ("os.urandom", "streams"),
         ("rng.standard_normal", "privacy/mechanisms"),  # noise is made in one place
         ("rng.laplace", "privacy/mechanisms"),
+        ("sqlite3.connect", "privacy/books"),  # nobody else writes to a ledger
         ("udp_noise_std", "systems/udp"),  # a paper's formula serves its own paper only
     ],
 )
 def test_made_in_one_place_only(call: str, home: str) -> None:
     assert [module for module, path in SOURCES.items() if call in calls(path)] == [home]
+
+
+FORMULAS = sorted(
+    name
+    for name, _ in inspect.getmembers(claims, inspect.isfunction)
+    if not name.startswith("_") and name.endswith(("_noise_std", "_scale"))
+)
+
+
+def words(path: Path) -> set[str]:
+    """Return every name that a file uses, imports (under any other name too) or reaches through a module."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def test_there_are_formulas_to_watch() -> None:
+    assert {"udp_noise_std", "nbafl_uplink_noise_std", "dp_fedavg_laplace_scale", "fedsgd_dpc_noise_std"} <= set(
+        FORMULAS
+    )
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_a_papers_noise_serves_its_own_paper_only(formula: str) -> None:
+    users = {module for module, path in SOURCES.items() if formula in words(path)} - {"privacy/claims"}
+    (home,) = (home for home in ("udp", "nbafl", "dp_fedavg", "fedsgd_dpc") if formula.startswith(f"{home}_"))
+    assert users <= {f"systems/{home}"}, f"{formula} proves nothing, and belongs to {home} alone"
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
+    """Yield the outermost package of every import, with its statement."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name.split(".")[0], node) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").split(".")[0], node
+
+
+def runs_on_import(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield what a file does when it is imported: everything but the insides of its functions."""
+    for node in ast.iter_child_nodes(tree):
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from runs_on_import(node)
+
+
+def test_the_accounting_library_is_loaded_in_one_place_and_only_when_it_is_asked() -> None:
+    # Training with plain Gaussian noise works on machines without it.
+    users = {}
+    for module, path in SOURCES.items():
+        tree = ast.parse(path.read_text())
+        users[module] = [node for package, node in imports(tree) if package == "dp_accounting"]
+        assert not set(users[module]) & set(runs_on_import(tree)), f"{module} loads dp-accounting when it is imported"
+    assert [module for module, nodes in users.items() if nodes] == ["privacy/accounting"]
+
+
+def test_the_database_is_known_to_the_books_only() -> None:
+    users = [
+        module
+        for module, path in SOURCES.items()
+        if "sqlite3" in {package for package, _ in imports(ast.parse(path.read_text()))}
+    ]
+    assert users == ["privacy/books"]
+
+
+def test_accounting_needs_no_tensors_and_no_accounting_library() -> None:
+    # A client's owner can read a ledger, and check a certificate, on a machine that trains nothing.
+    asked = ("accounting", "books", "budget", "calibration", "certificate", "claims", "filters", "ledger", "questions",
+             "renyi", "statement")  # fmt: skip
+    program = (
+        f"import sys; {'; '.join(f'import dpfl.privacy.{name}' for name in asked)};"
+        " print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(done.stdout.split())
+    assert {"dpfl", "numpy", "sqlite3"} <= loaded
+    assert not loaded & {"torch", "sklearn", "dp_accounting", "typer", "matplotlib"}
 
 
 def test_no_global_randomness_and_nothing_that_executes_what_it_loads() -> None:

@@ -1,5 +1,6 @@
 """dpfl as a user meets it: the commands, what they print, what they leave on disk, and how they say no."""
 
+import io
 import json
 import os
 import signal
@@ -7,13 +8,17 @@ import subprocess
 import sys
 import time
 import tomllib
+import warnings
 from collections.abc import Callable
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from safetensors.torch import load_file
 
 from dpfl.cli import main
+from dpfl.errors import Caution
 from dpfl.federation import LOADERS
 from dpfl.orders import sensitivity
 from dpfl.systems import SYSTEMS, udp
@@ -21,21 +26,46 @@ from dpfl.systems import SYSTEMS, udp
 QUICK = ["--clients", "5", "--rounds", "3"]
 
 
-def dpfl(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the installed command in a process of its own."""
+Done = subprocess.CompletedProcess[str]
+
+
+def installed(*args: str, cwd: Path) -> Done:
+    """Run the installed command in a process of its own, which takes seconds to start."""
     command = [str(Path(sys.executable).with_name("dpfl")), *args]
-    variables = {key: value for key, value in os.environ.items() if key != "DPFL_DATA"} | environment
+    variables = {key: value for key, value in os.environ.items() if key != "DPFL_DATA"}
     return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=120, check=False)
 
 
-def run_json(*args: str, cwd: Path) -> dict:
-    done = dpfl("run", *args, "--json", cwd=cwd)
+def dpfl(*args: str, cwd: Path) -> Done:
+    """Run the command line in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), chdir(cwd), mock.patch.object(sys, "argv", ["dpfl", *args]):
+        code = _exit_code()
+    return Done(args, code, out.getvalue(), err.getvalue())
+
+
+def _exit_code() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", Caution)  # as for a user, who does not make errors of them
+        with pytest.raises(SystemExit) as end:
+            main()
+    return end.value.code
+
+
+def run_json(*args: str, cwd: Path, by: Callable[..., Done] = dpfl) -> dict:
+    done = by("run", *args, "--json", cwd=cwd)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)  # one document and nothing else, or this fails
+    return only_json(done.stdout)
+
+
+def only_json(printed: str) -> dict:
+    """Read one document; a line more, even an empty one, is an error."""
+    (document,) = printed.splitlines()
+    return json.loads(document)
 
 
 def test_a_private_run_keeps_every_promise_of_its_json(tmp_path: Path) -> None:
-    result = run_json("udp", *QUICK, "--epsilon", "8", "--delta", "1e-3", "--out", "r", cwd=tmp_path)
+    result = run_json("udp", *QUICK, "--epsilon", "8", "--delta", "1e-3", "--out", "r", cwd=tmp_path, by=installed)
     assert set(result) == {
         "system", "rounds", "steps_per_round", "accuracy", "loss", "seconds", "history", "certificate", "out",
     }  # fmt: skip
@@ -48,8 +78,13 @@ def test_a_private_run_keeps_every_promise_of_its_json(tmp_path: Path) -> None:
     certificate = result["certificate"]
     assert (certificate["unit"], certificate["neighbours"]) == ("record", "replace")
     assert certificate["claimed"] == {"epsilon": 8.0, "delta": 1e-3}
-    assert certificate["observers"]["server"]["basis"] == "proved"
+    assert set(certificate["observers"]) == {"server", "released"}
+    for observer in certificate["observers"].values():
+        assert {"epsilon", "delta", "basis"} <= set(observer)
+        assert (observer["delta"], observer["basis"]) == (1e-3, "proved")
     assert 7.99 < certificate["observers"]["server"]["epsilon"] <= 8.0
+    assert 0 < certificate["observers"]["released"]["epsilon"] < 8.0
+    assert 0 <= certificate["observers"]["server"]["slack"] < 0.01
     assert certificate["uncounted"] == []
     assert certificate["noise_source"] == "operating system"
 
@@ -58,7 +93,7 @@ def test_the_run_folder_is_complete(tmp_path: Path) -> None:
     result = run_json("udp", *QUICK, "--seed", "7", "--out", "r", cwd=tmp_path)
     folder = tmp_path / "r"
     assert {path.name for path in folder.iterdir()} == {
-        "config.toml", "metrics.jsonl", "model.safetensors", "certificate.json", "environment.json",
+        "config.toml", "metrics.jsonl", "model.safetensors", "certificate.json", "environment.json", "ledger.sqlite",
     }  # fmt: skip
     assert [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] == result["history"]
     assert json.loads((folder / "certificate.json").read_text()) == result["certificate"]
@@ -86,6 +121,16 @@ def test_running_the_config_again_repeats_the_run_bit_for_bit(options: list[str]
     assert (tmp_path / "first/metrics.jsonl").read_bytes() != (tmp_path / "other/metrics.jsonl").read_bytes()
 
 
+def test_another_process_repeats_the_run_and_its_caution(tmp_path: Path) -> None:
+    run_json("udp", *QUICK, "--delta", "0.1", "--cohort", "3", "--seed", "7", "--out", "first", cwd=tmp_path)
+    again = installed("run", "first/config.toml", "--out", "again", "--json", cwd=tmp_path)
+    for name in ("config.toml", "metrics.jsonl", "model.safetensors", "certificate.json"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    (caution,) = only_json(again.stdout)["certificate"]["cautions"]
+    (said,) = (line for line in again.stderr.splitlines() if "dpfl:" in line)
+    assert said == f"dpfl: caution: {caution}"
+
+
 def test_without_a_seed_noise_is_never_the_same(tmp_path: Path) -> None:
     for out in ("one", "two"):
         run_json("udp", *QUICK, "--set", "data_seed=1", "--out", out, cwd=tmp_path)
@@ -104,7 +149,9 @@ def test_words_for_people(tmp_path: Path) -> None:
     assert str(Path("runs", folder.name)) in done.stdout
 
     shown = dpfl("certificate", str(folder), cwd=tmp_path)
-    assert shown.stdout.strip() in done.stdout
+    certificate, _, remark = shown.stdout.rpartition("\n\n")
+    assert certificate in done.stdout
+    assert remark == "computed anew from the ledger, and as the run wrote it\n"
     report = dpfl("report", str(folder), "--json", cwd=tmp_path)
     assert report.returncode == 0, report.stderr
     page = Path(tmp_path, json.loads(report.stdout)["report"]).read_text()
@@ -114,16 +161,58 @@ def test_words_for_people(tmp_path: Path) -> None:
 
 def test_a_run_without_privacy_says_so(tmp_path: Path) -> None:
     certificate = run_json("fedavg", *QUICK, cwd=tmp_path)["certificate"]
-    assert certificate["observers"]["server"] == {"epsilon": None, "delta": None, "basis": "none"}
+    server = certificate["observers"]["server"]
+    assert (server["epsilon"], server["delta"], server["basis"]) == (None, None, "none")
+    assert {value for key, value in server.items() if key != "basis"} == {None}
     assert certificate["claimed"] is None
     assert certificate["uncounted"]
 
 
-@pytest.mark.parametrize("command", [["run"], ["certificate"], ["report"], []])
+def test_cautions_go_to_stderr_and_leave_the_json_alone(tmp_path: Path) -> None:
+    # UDP's formula does not hold at ε = 20, and δ = 0.1 is more than one in the records of a client.
+    options = ["--calibration", "paper", "--epsilon", "20", "--delta", "0.1"]
+    done = dpfl("run", "udp", *QUICK, *options, "--out", "r", "--json", cwd=tmp_path)
+    assert done.returncode == 0
+    certificate = only_json(done.stdout)["certificate"]
+    said = [line for line in done.stderr.splitlines() if line.startswith("dpfl: ")]
+    assert said == [f"dpfl: caution: {caution}" for caution in certificate["cautions"]]
+    assert "equation (10)" in said[0]
+    assert "delta should be well below one in a client's number of records, was 0.1" in said[1]
+
+
+def test_a_sound_promise_is_not_cautioned(tmp_path: Path) -> None:
+    done = dpfl("run", "udp", *QUICK, "--json", cwd=tmp_path)
+    assert only_json(done.stdout)["certificate"]["cautions"] == []
+    assert "dpfl:" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["run"], ["certificate"], ["report"], ["account"], ["ledger"], []])
 def test_help_is_worth_reading(command: list[str], tmp_path: Path) -> None:
     done = dpfl(*command, "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "dpfl run" in done.stdout or f"dpfl {command[0]}" in done.stdout  # an example to copy
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("account", ["--noise-multiplier", "--steps", "--epsilon", "--delta", "--sampling-rate", "--mechanism"]),
+        ("account", ["--sampling", "--json", "gaussian|laplace", "poisson|fixed"]),
+        ("ledger", ["RUN_OR_FILE", "--new", "--grant", "--delta", "--client", "--unit", "--currency", "--json"]),
+        ("certificate", ["RUN_DIR", "--json"]),
+        ("run", ["--ledger", "--json"]),
+    ],
+)
+def test_the_help_names_every_option(command: str, options: list[str], tmp_path: Path) -> None:
+    shown = dpfl(command, "--help", cwd=tmp_path).stdout
+    for option in options:
+        assert option in shown
+
+
+def test_the_installed_command_lists_its_commands(tmp_path: Path) -> None:
+    shown = installed("--help", cwd=tmp_path).stdout
+    for command in ("run", "account", "ledger", "certificate", "report"):
+        assert f" {command} " in shown
 
 
 def test_the_help_names_every_system_and_data_set(tmp_path: Path) -> None:
@@ -156,8 +245,12 @@ BAD = {
     "epsilon": (["udp", "--epsilon", "0"], ["epsilon", "above 0", "0.0"]),
     "epsilon below zero": (["udp", "--epsilon", "-3"], ["epsilon", "-3"]),
     "epsilon a word": (["udp", "--epsilon", "much"], ["epsilon", "number", "'much'"]),
-    "delta": (["udp", "--delta", "1"], ["delta", "between 0 and 1", "1"]),
-    "delta zero": (["udp", "--delta", "0"], ["delta"]),
+    "delta": (["udp", "--delta", "1"], ["delta", "at least 0", "below 1", "was 1.0"]),
+    "delta below zero": (["udp", "--delta", "-0.1"], ["delta", "at least 0", "was -0.1"]),
+    "delta zero": (["udp", "--delta", "0"], ["delta", "above 0 with Gaussian noise", "was 0"]),
+    "one delta zero": (["udp", "--delta", "[1e-3, 0]"], ["delta", "above 0 with Gaussian noise", "was 0"]),
+    "delta zero with the paper's noise": (["udp", "--calibration", "paper", "--delta", "0"], ["delta", "above 0"]),
+    "ledger that is not there": (["udp", "--ledger", "no.sqlite"], ["ledger", "exists", "'no.sqlite'"]),
     "cohort": (["udp", "--clients", "5", "--cohort", "6"], ["cohort", "5", "6"]),
     "clients": (["udp", "--clients", "5000"], ["clients", "1,294 records", "5,000"]),
     "no clients": (["udp", "--clients", "0"], ["clients", "0"]),

@@ -1,6 +1,7 @@
 """dpfl as a library: the six lines of the README, your own data and model, and how training ends early."""
 
 import json
+import math
 import re
 import runpy
 from collections.abc import Callable
@@ -17,8 +18,10 @@ from torch.utils.data import TensorDataset
 
 import dpfl
 from dpfl.config import Settings
+from dpfl.errors import Caution
 from dpfl.orders import Gaussian, Order, RecordClip
 from dpfl.privacy.budget import Budget, Promise
+from dpfl.privacy.gaussian_dp import epsilon_of, mu_of
 from dpfl.systems import SYSTEMS, State, System
 
 README = Path(__file__).parents[2] / "README.md"
@@ -84,6 +87,31 @@ def test_clients_with_their_own_budgets_spend_no_more_than_theirs() -> None:
     for line, budget in zip(run.certificate.spending, system.promise(4).budgets, strict=True):
         assert line.replies > 0
         assert 0.999 * budget.epsilon <= line.server_epsilon <= budget.epsilon
+
+
+def test_readers_of_the_models_see_the_noise_of_all_clients() -> None:
+    # Clients of any size have equal p_iσ_i and p_iΔ_i under UDP: a √8-th of the server's μ is left for readers.
+    digits = dpfl.federate("digits", clients=8, partition="dirichlet:0.5", seed=1)
+    assert len(set(digits.sizes)) > 1
+    observers = dpfl.train(dpfl.UDP(epsilon=8.0, delta=1e-3, rounds=3), digits, seed=1).certificate.observers
+    assert observers["server"].epsilon == pytest.approx(8.0, rel=1e-6)
+    worth = float(epsilon_of(mu_of(8.0, 1e-3) / math.sqrt(8), 1e-3))
+    assert observers["released"].epsilon == pytest.approx(worth, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("system", "words"),
+    [
+        (dpfl.UDP(rounds=1, delta=0.1), r"delta should be well below one in .* was 0\.1 for \d+ records of client 0"),
+        (dpfl.UDP(rounds=1, epsilon=20, calibration="paper"), r"UDP's equation \(10\) .* was 20 at δ = 0\.001"),
+    ],
+)
+def test_a_promise_that_means_little_is_cautioned_and_kept(system: dpfl.UDP, words: str) -> None:
+    digits = dpfl.federate("digits", clients=3, seed=1)
+    with pytest.warns(Caution, match=words):
+        run = dpfl.train(system, digits, seed=1)
+    (said,) = run.certificate.cautions
+    assert re.search(words, said)
 
 
 @dataclass(frozen=True, kw_only=True)

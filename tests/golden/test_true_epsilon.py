@@ -1,19 +1,23 @@
 """What published noise formulas are really worth: each paper's σ, granted its own sensitivity, priced exactly.
 
-Sources: UDP, equation (10), and NbAFL, Theorem 1 with σ = cΔL/ε and c = √(2·ln(1.25/δ)). The true ε are those that
-exact Gaussian-DP accounting gives, printed to two decimals (one for the two largest); tolerance: the last digit.
+Sources: UDP, equation (10); NbAFL, σ_U = c·L·Δs_U/ε with c = √(2·ln(1.25/δ)); ALI-DPFL, Theorem 2, at q = 0.015 with
+the σ = 1.1 and δ = 1e-5 that its numbers betray. The true ε are those of exact Gaussian-DP accounting (of privacy-loss
+distributions for ALI-DPFL), printed to two decimals (one for the two largest); tolerance: the last digit, and none for
+the numbers of steps.
 """
-
-import math
 
 import pytest
 
-from dpfl.privacy.claims import udp_noise_std
-from dpfl.privacy.gaussian_dp import epsilon_of
+from dpfl.privacy.accounting import Mechanism, tight
+from dpfl.privacy.claims import ali_epsilon, nbafl_uplink_noise_std, udp_noise_std
 
 UDP = {1: "0.65", 4: "3.44", 8: "8.35", 12: "14.49", 20: "30.32"}  # at q = 1, δ = 1e-3
 NBAFL = {1: "0.51", 5: "4.43", 10: "11.92", 50: "165.9", 100: "591.7"}  # one exposure, δ = 0.01
 NBAFL_25 = {50: "11.92", 60: "15.66", 100: "34.83"}  # L = 25 exposures, each noised for all of them
+ALI = {79: (1.55, "0.77"), 317: (2.0, "1.36"), 1123: (3.25, "2.51"), 2990: (5.25, "4.22")}  # steps: claimed, true
+ALI_TIGHT = {1.55: 422, 2.0: 716, 3.25: 1843, 5.25: 4440}  # steps at the same ε
+
+ALI_STEP = Mechanism("gaussian", 1.1, 0.015)
 
 
 def printed_like(number: float, printed: str) -> str:
@@ -24,7 +28,7 @@ def printed_like(number: float, printed: str) -> str:
 @pytest.mark.parametrize("rounds", [1, 200])
 def test_udp(claimed: float, true: str, rounds: int) -> None:
     std = udp_noise_std(sensitivity=0.5, cohort_rate=1.0, rounds=rounds, epsilon=claimed, delta=1e-3)
-    spent = float(epsilon_of(math.sqrt(rounds) * 0.5 / std, 1e-3))
+    spent = tight({Mechanism("gaussian", std / 0.5): rounds}, 1e-3)
     assert printed_like(spent, true) == true
 
 
@@ -34,6 +38,19 @@ def test_udp(claimed: float, true: str, rounds: int) -> None:
     + [(claimed, 25, true) for claimed, true in NBAFL_25.items()],
 )
 def test_nbafl(claimed: float, exposures: int, true: str) -> None:
-    std = math.sqrt(2 * math.log(1.25 / 0.01)) * exposures / claimed  # of a value of sensitivity 1
-    spent = float(epsilon_of(math.sqrt(exposures) / std, 0.01))
+    believed = 2 * 3.0 / 128  # 2C/m, which the clipping does not prove
+    std = nbafl_uplink_noise_std(clip=3.0, fewest_records=128, exposures=exposures, epsilon=claimed, delta=0.01)
+    spent = tight({Mechanism("gaussian", std / believed): exposures}, 0.01)
     assert printed_like(spent, true) == true
+
+
+@pytest.mark.parametrize(("steps", "claimed", "true"), [(steps, *pair) for steps, pair in ALI.items()])
+def test_ali(steps: int, claimed: float, true: str) -> None:
+    # The steps are the paper's own, its accounting allows a little less or more: 1.5504, 2.0050, 3.2554 and 5.2332.
+    assert ali_epsilon({ALI_STEP: steps}, 1e-5) == pytest.approx(claimed, rel=4e-3)
+    assert printed_like(tight({ALI_STEP: steps}, 1e-5), true) == true
+
+
+@pytest.mark.parametrize(("epsilon", "steps"), ALI_TIGHT.items())
+def test_what_the_epsilon_of_ali_really_buys(epsilon: float, steps: int) -> None:
+    assert tight({ALI_STEP: steps}, 1e-5) <= epsilon < tight({ALI_STEP: steps + 1}, 1e-5)

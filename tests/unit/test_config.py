@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpfl.config import Config, Settings, literal, parse, read
+from dpfl.config import Config, Settings, parse, read
 from dpfl.errors import BadInput
+from dpfl.options import literal
 from dpfl.systems import SYSTEMS, UDP, FedAvg, FedProx, FedSGD
 
 CONFIGS = [
@@ -20,7 +21,7 @@ CONFIGS = [
         Settings(
             data="a \"path\"\\with 'quotes', ε and\ta tab", clients=3, partition="dirichlet:0.1", sizes=(400, 600),
             share=0.5, min_records=1, validation_share=0.05, test_share=0.3, model="mlp", evaluate_every=5,
-            device="cuda", seed=0, data_seed=2**40,
+            device="cuda", seed=0, data_seed=2**40, ledger="shared/all clients.sqlite",
         ),
     ),
     Config(FedAvg(sampling_rate=0.015, local_steps=2), Settings(sizes=128, seed=7)),
@@ -117,7 +118,10 @@ def test_an_option_of_another_system_is_unknown() -> None:
         ({"model": {"name": "mlp"}}, "model must be a word"),
         ({"evaluate_every": 0}, "evaluate_every must be a whole number of at least 1, was 0"),
         ({"epsilon": -1}, "epsilon must be a finite number above 0, was -1.0"),
-        ({"delta": 2}, "delta must lie strictly between 0 and 1, was 2.0"),
+        ({"delta": 2}, "delta must be at least 0 (pure privacy, for Laplace noise) and below 1, was 2.0"),
+        ({"delta": 0}, "delta must be above 0 with Gaussian noise, was 0"),
+        ({"delta": [1e-3, 0.0]}, "delta must be above 0 with Gaussian noise, was 0"),
+        ({"ledger": 3}, "ledger must be a word, was 3"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_by_name(options: dict, message: str) -> None:
@@ -173,7 +177,14 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     [
         ("3", 3),
         ("0.5", 0.5),
+        (".015", 0.015),
+        ("+.5", 0.5),
+        ("-.5", -0.5),
+        ("10.", 10.0),
+        ("1.e-5", 1e-5),
+        (".1E+2", 10.0),
         ("1e-3", 1e-3),
+        ("1E-3", 1e-3),
         ("-1", -1),
         ("[1, 2.5]", [1, 2.5]),
         ("true", True),
@@ -183,6 +194,10 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
         ("/data/my folder", "/data/my folder"),
         ("", ""),
         ("[1, 2", "[1, 2"),
+        (".", "."),
+        (".5.", ".5."),
+        ("v.5", "v.5"),
+        ("1.2.3", "1.2.3"),
     ],
 )
 def test_a_literal_is_what_toml_reads_or_a_plain_word(text: str, value: object) -> None:

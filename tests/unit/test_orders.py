@@ -137,6 +137,46 @@ def test_releases_and_rates() -> None:
     assert Order(steps=1, learning_rate=0.1).batch == Full()
 
 
+# η = 0.5, n = 10 and q = 0.2: a mean over all records divides by 10, over a batch by the expected 2.
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        # Noise on the upload is in the upload as it is, whatever came before it.
+        ({"steps": 1, "clip": RecordClip(3.0)}, 1.0),
+        ({"steps": 4, "clip": ClientClip(3.0), "batch": Poisson(0.2)}, 1.0),
+        ({"steps": 4, "clip": ModelClip(3.0)}, 1.0),
+        # On the sum of a single step it is divided and multiplied as the sum is.
+        ({"steps": 1, "clip": RecordClip(3.0), "noise_on": "step"}, 0.5 / 10),
+        ({"steps": 1, "clip": RecordClip(3.0), "noise_on": "step", "batch": Poisson(0.2)}, 0.5 / 2),
+        ({"steps": 1, "clip": RecordClip(3.0), "noise_on": "step", "learning_rate": (0.7,)}, 0.7 / 10),
+        # A client's gradient is a mean already.
+        ({"steps": 1, "clip": ClientClip(3.0), "noise_on": "step"}, 0.5),
+        ({"steps": 1, "clip": ClientClip(3.0), "noise_on": "step", "batch": Poisson(0.2)}, 0.5),
+        # The second step trains on the noise of the first: it is no longer there as it was.
+        ({"steps": 2, "clip": RecordClip(3.0), "noise_on": "step"}, None),
+        ({"steps": 4, "clip": ClientClip(3.0), "noise_on": "step", "batch": Poisson(0.2)}, None),
+    ],
+)
+def test_what_the_noise_is_in_the_upload_by_hand(order: dict, expected: float | None) -> None:
+    found = Order(**({"learning_rate": 0.5} | order)).noise_in_upload(10)
+    assert found == (expected if expected is None else pytest.approx(expected, rel=1e-12))
+
+
+@pytest.mark.parametrize("clip", [RecordClip(3.0), ClientClip(3.0)])
+@pytest.mark.parametrize("batch", [Full(), Poisson(0.2)])
+@pytest.mark.parametrize("unit", ["record", "client"])
+def test_noise_and_sensitivity_of_one_step_reach_the_upload_alike(clip: object, batch: object, unit: str) -> None:
+    # Noise before or after the division: the same bound, once it is expressed in the upload.
+    inside, outside = (
+        Order(steps=1, learning_rate=0.5, clip=clip, batch=batch, noise_on=place)  # type: ignore[arg-type]
+        for place in ("step", "upload")
+    )
+    for neighbours in ("replace", "add-remove"):
+        question = {"records": 10, "unit": unit, "neighbours": neighbours, "norm": 2}
+        in_upload = sensitivity(inside, **question) * inside.noise_in_upload(10)
+        assert in_upload == pytest.approx(sensitivity(outside, **question), rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [

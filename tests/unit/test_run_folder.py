@@ -19,6 +19,7 @@ def finished(tmp_path: Path) -> Path:
     run_folder.write_json(path, run_folder.CERTIFICATE, {"old": True})
     run_folder.write_json(path, run_folder.ENVIRONMENT, {"old": True})
     (path / run_folder.MODEL).write_bytes(b"weights")
+    (path / run_folder.LEDGER).write_bytes(b"charges")
     for name in run_folder.REPORT_FILES:
         (path / name).write_text("old report")
     (path / "notes.txt").write_text("mine")
@@ -45,10 +46,12 @@ def test_an_old_run_is_refused_and_left_alone(finished: Path) -> None:
     assert contents(finished) == before
 
 
-def test_force_replaces_a_run(finished: Path) -> None:
+def test_force_replaces_a_run_but_not_what_it_was_charged(finished: Path) -> None:
     run_folder.claim(finished, force=True)
     run_folder.create(finished, "system = 'fedavg'\n")
-    assert contents(finished) == {run_folder.CONFIG: b"system = 'fedavg'\n", "notes.txt": b"mine"}
+    assert contents(finished) == {
+        run_folder.CONFIG: b"system = 'fedavg'\n", run_folder.LEDGER: b"charges", "notes.txt": b"mine",
+    }  # fmt: skip
 
 
 def test_force_refuses_a_folder_that_holds_no_run(tmp_path: Path) -> None:
@@ -77,12 +80,21 @@ def test_parents_are_made(tmp_path: Path) -> None:
     assert run_folder.read_config(path) == "x = 1\n"
 
 
+def test_making_a_folder_leaves_one_that_is_there_alone(finished: Path, tmp_path: Path) -> None:
+    before = contents(finished)
+    run_folder.make(finished)
+    assert contents(finished) == before
+    run_folder.make(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
 def test_a_folder_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     path = tmp_path / "file" / "run"
-    with pytest.raises(BadInput, match="out must be a folder that can be written") as refusal:
-        run_folder.create(path, "x = 1\n")
-    assert repr(str(path)) in str(refusal.value)
+    for make in (run_folder.make, lambda path: run_folder.create(path, "x = 1\n")):
+        with pytest.raises(BadInput, match="out must be a folder that can be written") as refusal:
+            make(path)
+        assert repr(str(path)) in str(refusal.value)
 
 
 def test_a_round_can_be_read_as_soon_as_it_is_over(tmp_path: Path) -> None:
@@ -141,3 +153,22 @@ def test_a_damaged_file_is_named(tmp_path: Path, read: object, name: str) -> Non
     with pytest.raises(BadInput) as refusal:
         read(tmp_path)  # type: ignore[operator]
     assert repr(str(tmp_path / name)) in str(refusal.value)
+
+
+def test_the_ledger_of_a_run_lies_beside_it_or_where_others_share_it(tmp_path: Path) -> None:
+    run_folder.write_json(tmp_path, run_folder.ENVIRONMENT, {"ledger": run_folder.LEDGER, "run": "0123"})
+    assert run_folder.ledger_of(tmp_path) == (tmp_path / run_folder.LEDGER, "0123")
+    run_folder.write_json(tmp_path, run_folder.ENVIRONMENT, {"ledger": "/somewhere/all.sqlite", "run": "0123"})
+    assert run_folder.ledger_of(tmp_path) == (Path("/somewhere/all.sqlite"), "0123")
+
+
+def test_a_folder_without_its_environment_has_no_ledger_to_name(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="run must be the folder of a run") as refusal:
+        run_folder.ledger_of(tmp_path)
+    assert repr(str(tmp_path / run_folder.ENVIRONMENT)) in str(refusal.value)
+
+
+def test_a_run_from_before_there_were_ledgers_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    run_folder.write_json(tmp_path, run_folder.ENVIRONMENT, {"versions": {"dpfl": "0.1.0"}})
+    with pytest.raises(BadInput, match="ledger"):
+        run_folder.ledger_of(tmp_path)

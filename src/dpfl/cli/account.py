@@ -44,7 +44,7 @@ def account(
     tight: exact, or a privacy-loss distribution. rdp: Rényi DP. paper: what the papers count (integer-order Rényi DP
     with ln(1/δ)/(α−1); a sum for Laplace noise). Every number is on the safe side.
     """
-    from dpfl.config import literal
+    from dpfl.options import literal
     from dpfl.privacy.questions import answer, text
 
     given = {"noise_multiplier": noise_multiplier, "steps": steps, "epsilon": epsilon, "delta": delta,

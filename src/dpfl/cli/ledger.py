@@ -41,7 +41,7 @@ def ledger(
 ) -> None:
     """Print what every client has spent over all runs of a ledger; with --grant, limit it first."""
     from dpfl import run_folder
-    from dpfl.config import literal
+    from dpfl.options import literal
     from dpfl.privacy.books import Books, Grant
     from dpfl.privacy.budget import Budget
     from dpfl.privacy.statement import state, text

@@ -80,6 +80,7 @@ def run(
 ) -> None:
     """Train a model over many clients and certify the privacy that was really spent."""
     from dpfl import config, training
+    from dpfl.options import literal
 
     table: dict[str, Any] = config.read(Path(what)) if what.endswith(".toml") else {"system": what}
     given = {
@@ -87,7 +88,7 @@ def run(
         "local_steps": local_steps, "epsilon": epsilon, "delta": delta, "clip": clip, "lr": lr,
         "calibration": calibration, "backend": backend, "device": device, "seed": seed,
     }  # fmt: skip
-    table |= {key: config.literal(value) for key, value in given.items() if value is not None}
+    table |= {key: literal(value) for key, value in given.items() if value is not None}
     table |= {} if ledger is None else {"ledger": ledger}
     table |= dict(map(_pair, set_ or []))
     parsed = config.parse(table)
@@ -106,7 +107,7 @@ def run(
 
 
 def _pair(text: str) -> tuple[str, Any]:
-    from dpfl.config import literal
+    from dpfl.options import literal
 
     key, equals, value = text.partition("=")
     if not equals:

@@ -220,7 +220,7 @@ def most_steps(accountant: Accountant, mechanism: Mechanism, budget: Budget) -> 
         if mechanism.noise == "gaussian":
             return 0
         if mechanism.plain:  # as typed: three times 0.1 is 0.3, whatever binary fractions make of it
-            return math.floor(Fraction(repr(budget.epsilon)) * Fraction(repr(mechanism.multiplier)))
+            return _sane(math.floor(Fraction(repr(budget.epsilon)) * Fraction(repr(mechanism.multiplier))), mechanism)
 
     def fits(steps: int) -> bool:
         return accountant({mechanism: steps}, budget.delta) <= budget.epsilon
@@ -229,12 +229,7 @@ def most_steps(accountant: Accountant, mechanism: Mechanism, budget: Budget) -> 
         return 0
     enough, too_many = 1, 2
     while fits(too_many):
-        enough, too_many = too_many, 2 * too_many
-        if too_many > _MOST_STEPS:
-            raise BadInput(
-                f"noise_multiplier must be small enough for the budget to matter, was {mechanism.multiplier:g}: more"
-                f" than {_MOST_STEPS:.0e} steps fit; lower it"
-            )
+        enough, too_many = too_many, _sane(2 * too_many, mechanism)
     while too_many - enough > 1:
         middle = (enough + too_many) // 2
         enough, too_many = (middle, too_many) if fits(middle) else (enough, middle)
@@ -242,6 +237,17 @@ def most_steps(accountant: Accountant, mechanism: Mechanism, budget: Budget) -> 
 
 
 _MOST_STEPS = 1e10
+
+
+def _sane(steps: int, mechanism: Mechanism) -> int:
+    if steps > _MOST_STEPS:
+        raise BadInput(
+            f"noise_multiplier must be small enough for the budget to matter, was {mechanism.multiplier:g}: more than"
+            f" {_MOST_STEPS:.0e} steps fit; lower it"
+        )
+    return steps
+
+
 _NARROW = 1e-5  # how much noise, relatively, the search may give away
 
 

@@ -99,14 +99,18 @@ class Books:
             raise BadInput(f"ledger must be a file that exists, but {str(path)!r} does not; give one that a run made")
         try:
             self._sql = sqlite3.connect(path or ":memory:", timeout=_PATIENCE, isolation_level=None)
+        except sqlite3.Error as problem:
+            raise self._refused(problem) from None
+        try:
             # A file without tables is new, or was given up before anything was charged.
             if self._one("SELECT COUNT(*) FROM sqlite_master")[0] == 0 and create:
                 self._make()
             self._check()
             self._sql.execute("PRAGMA synchronous = EXTRA")  # a commit is on disk, and so is the end of its journal
             self._sql.execute("PRAGMA foreign_keys = ON")
-        except (sqlite3.Error, OSError) as problem:
-            raise self._refused(problem) from None
+        except (sqlite3.Error, BadInput) as problem:
+            self.close()
+            raise problem if isinstance(problem, BadInput) else self._refused(problem) from None
 
     def _make(self) -> None:
         with self.transaction():
@@ -136,7 +140,7 @@ class Books:
                 f"ledger must be free, but {where} has been locked by another process for {_PATIENCE:.0f} s; wait for"
                 " it to end, and try again"
             )
-        if isinstance(problem, (sqlite3.OperationalError, OSError)):
+        if isinstance(problem, sqlite3.OperationalError):
             return BadInput(f"ledger must be a file that can be used, but {where} cannot ({problem}); choose another")
         return BadInput(
             f"ledger must be whole, but {where} is damaged or no ledger ({problem}); it was left as it is: restore a"
@@ -150,10 +154,11 @@ class Books:
             self._sql.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._sql.execute("COMMIT")
             except BaseException:
-                self._sql.execute("ROLLBACK")
+                if self._sql.in_transaction:
+                    self._sql.execute("ROLLBACK")
                 raise
-            self._sql.execute("COMMIT")
         except sqlite3.Error as problem:
             raise self._refused(problem) from None
 
@@ -216,7 +221,10 @@ class Books:
     def runs(self) -> list[Run]:
         """Return every run, in the order in which they began."""
         rows = self._all("SELECT id, name, opened, facts FROM runs ORDER BY id")
-        return [Run(number, name, opened, json.loads(facts)) for number, name, opened, facts in rows]
+        try:
+            return [Run(number, name, opened, json.loads(facts)) for number, name, opened, facts in rows]
+        except ValueError as problem:
+            raise self._refused(problem) from None
 
     def run(self, name: str) -> Run:
         """Return one run by its name."""
@@ -236,6 +244,10 @@ class Books:
         """Return what each client may spend: its own newest grant, or the newest for everybody."""
         newest = {grant.client: grant for grant in self.grants()}
         return {client: newest.get(client, newest.get(None)) for client in clients}
+
+    def last_grant(self) -> int:
+        """Return the number of the newest grant."""
+        return int(self._one("SELECT COALESCE(MAX(id), 0) FROM grants")[0])
 
     def last_charge(self) -> int:
         """Return the number of the newest charge."""
@@ -274,7 +286,8 @@ class Books:
             return self._by_client(f"SELECT client, noise, sampling_rate, multiplier, count {charged}")
         placed = f"""SELECT client, noise, sampling_rate, multiplier, count,
                      ROW_NUMBER() OVER (PARTITION BY client ORDER BY multiplier, count DESC) AS place {charged}"""
-        mixed = f"SELECT client {charged} GROUP BY client HAVING COUNT(DISTINCT noise || sampling_rate || count) > 1"
+        kind = "noise || ' ' || sampling_rate || ' ' || count"
+        mixed = f"SELECT client {charged} GROUP BY client HAVING COUNT(DISTINCT {kind}) > 1"
         return self._by_client(f"SELECT * FROM ({placed}) WHERE place <= {int(exposures)} OR client IN ({mixed})")
 
     def released(self, run: Run) -> dict[int, Counter[Mechanism]] | None:
@@ -326,7 +339,7 @@ def _numbers(runs: Sequence[Run]) -> str:
 
 
 def _multiplier(variance: float, squared: float) -> float:
-    return float(f"{math.sqrt(variance / squared) * (1 - 1e-6):.6e}")
+    return max(float(f"{math.sqrt(variance / squared) * (1 - 1e-6):.6e}"), _NO_NOISE)
 
 
 def _now() -> str:

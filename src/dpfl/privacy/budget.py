@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from dpfl.errors import BadInput, require_positive
+from dpfl.errors import BadInput, require_count, require_positive
 from dpfl.orders import Neighbours, Unit
 
 Calibration = Literal["tight", "paper"]
@@ -83,6 +83,9 @@ class Promise:
     cautions: tuple[str, ...] = ()  # where the paper's claim is known not to hold
 
     def __post_init__(self) -> None:
+        require_positive("claimed_sensitivity", self.claimed_sensitivity, "use 1 where the paper's is the proved one")
+        if self.exposures is not None:
+            require_count("exposures", self.exposures, "leave it out where nobody listens")
         if "uplink" in self.against and self.exposures is None:
             raise BadInput("exposures must be given where the promise is against the uplink, was None; give a number")
         if not {"server", "uplink"} & set(self.against):
@@ -113,7 +116,7 @@ def cautions(promise: Promise, sizes: Sequence[int]) -> tuple[str, ...]:
     if not loose:
         return promise.cautions
     first = loose[0]
-    others = "" if len(loose) == 1 else f" and {len(loose) - 1} other clients"
+    others = "" if len(loose) == 1 else f" and {len(loose) - 1} more"
     return (
         *promise.cautions,
         f"delta should be well below one in a client's number of records, was {promise.budgets[first].delta:g} for"

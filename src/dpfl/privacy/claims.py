@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from dpfl.errors import BadInput
-from dpfl.privacy.accounting import Spent
+from dpfl.privacy.accounting import Mechanism, Spent, most_steps
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.gaussian_dp import epsilon_of
 
@@ -155,18 +155,26 @@ def ali_renyi(*, sampling_rate: float, noise_multiplier: float, order: int) -> f
     return float(log_terms[-1]) / (order - 1)
 
 
+def ali_total_steps(*, sampling_rate: float, noise_multiplier: float, epsilon: float, delta: float) -> int:
+    """Return R_c, the largest number of local iterations within (ε, δ) (ALI-DPFL, Algorithm 3), rounded down.
+
+    The printed algorithm returns the end of its search that may overspend; this one does not.
+    """
+    mechanism = Mechanism("gaussian", noise_multiplier, sampling_rate)
+    return most_steps(ali_epsilon, mechanism, Budget(epsilon, delta))
+
+
 def ali_epsilon(spent: Spent, delta: float) -> float:
     """Return ε = min over integer α of Σ T·ε(α) + ln(1/δ)/(α−1) (ALI-DPFL, Theorem 2); linear for Laplace noise.
 
     Laplace noise is not in that paper: DP-FedAvg's and FedSGD-DPC's Theorems 1 add ε up. None of them samples with it.
 
-    >>> from dpfl.privacy.accounting import Mechanism
     >>> round(ali_epsilon({Mechanism("gaussian", 1.1, 0.015): 78}, 1e-5), 2)
     1.55
     """
     if any(mechanism.noise == "laplace" for mechanism in spent):
         return math.fsum(count / mechanism.multiplier for mechanism, count in spent.items())
-    if delta == 0:
+    if delta == 0 or any(1 / mechanism.multiplier > 1e100 for mechanism in spent):  # squares would overflow
         return math.inf
     return min(
         math.fsum(

@@ -26,6 +26,10 @@ from dpfl.privacy.budget import Budget
 
 Currency = Literal["plain", "renyi"]  # of a grant over many runs
 
+# How far a sum may pass its limit, and noise fall below what was agreed: a plan that is exactly the budget must not
+# fail because the same number was computed another way.
+_ROUNDING = 3e-9
+
 
 class Filter(Protocol):
     """A budget and what was paid from it."""
@@ -54,7 +58,7 @@ class PlainFilter:
             )
         return (
             self.spent_mu_squared + count * mechanism.mu_squared <= self.mu_squared
-            or self.spent_epsilon + count * mechanism.pure <= self.epsilon
+            or self.spent_epsilon + count * mechanism.pure <= self.epsilon * (1 + _ROUNDING)
         )
 
     def pay(self, mechanism: Mechanism, count: int) -> None:
@@ -63,32 +67,22 @@ class PlainFilter:
         self.spent_epsilon += count * mechanism.pure
 
 
-_ROUNDING = 1e-9  # how far the same noise may differ when it was computed another way
-
-
 class CountFilter:
     """How often one sampled mechanism may be used."""
 
     def __init__(self, budget: Budget, mechanism: Mechanism) -> None:
         """Fix the mechanism; how many releases fit is found out only as far as it is asked."""
         self.budget, self.mechanism = budget, mechanism
-        self._priced = replace(mechanism, multiplier=mechanism.multiplier * (1 - _ROUNDING))
         self.count = 0
         self._within, self._beyond = 0, math.inf  # known to fit, known not to
 
     def affords(self, mechanism: Mechanism, count: int) -> bool:
         """Count; refuse what was not agreed on."""
-        agreed = self.mechanism
-        alike = replace(mechanism, multiplier=agreed.multiplier) == agreed
-        if not alike or mechanism.multiplier < agreed.multiplier * (1 - _ROUNDING):
-            raise BadInput(
-                f"the noise of sampled batches must stay {_described(agreed)}, as in the first round, was"
-                f" {_described(mechanism)}; promise noise='adaptive' to let it change, at a higher price"
-            )
+        _require_agreed(self.mechanism, mechanism)
         wanted = self.count + count
         while self._within < wanted < self._beyond:  # look ahead, so that few rounds have to ask
             ahead = int(min(2 * wanted, (wanted + self._beyond) // 2))
-            if _cost(self._priced, ahead, self.budget.delta) <= self.budget.epsilon:
+            if _cost(self.mechanism, ahead, self.budget.delta) <= self.budget.epsilon * (1 + _ROUNDING):
                 self._within = ahead
             else:
                 self._beyond = ahead
@@ -108,19 +102,24 @@ def _cost(mechanism: Mechanism, count: int, delta: float) -> float:
 class RenyiFilter:
     """A Rényi curve."""
 
-    ORDERS = (1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 11.0, 16.0, 24.0, 40.0, 64.0)
+    ORDERS = (1.5, 2.0, 2.5, *map(float, range(3, 11)), 12.0, 14.0, 17.0, 20.0, 24.0, 32.0, 48.0, 64.0, 128.0)
 
-    def __init__(self, budget: Budget) -> None:
-        """Share δ equally among the orders."""
-        share = Budget(budget.epsilon, budget.delta / len(self.ORDERS))
-        self.allowances = renyi.allowances(share, self.ORDERS) if budget.delta > 0 else np.full(len(self.ORDERS), -1.0)
+    def __init__(self, budget: Budget, first: Mechanism | None = None) -> None:
+        """Share δ among the orders: half for the one that suits the first release best, where that is known."""
+        orders = len(self.ORDERS)
+        shares = np.full(orders, 1 / orders)
+        if first is not None and budget.delta > 0:
+            lasts = renyi.allowances(budget, self.ORDERS, shares) / renyi.curve(first, self.ORDERS)
+            shares = np.full(orders, 0.5 / (orders - 1))
+            shares[np.argmax(lasts)] = 0.5
+        self.allowances = renyi.allowances(budget, self.ORDERS, shares)
         self.epsilon = budget.epsilon
-        self.spent = np.zeros(len(self.ORDERS))
+        self.spent = np.zeros(orders)
         self.spent_epsilon = 0.0
 
     def affords(self, mechanism: Mechanism, count: int) -> bool:
         """Look for an order that is still within; a purely private past needs none."""
-        if self.spent_epsilon + count * mechanism.pure <= self.epsilon:
+        if self.spent_epsilon + count * mechanism.pure <= self.epsilon * (1 + _ROUNDING):
             return True
         return bool(np.any(self.spent + count * renyi.curve(mechanism, self.ORDERS) <= self.allowances))
 
@@ -131,15 +130,22 @@ class RenyiFilter:
 
 
 class OverheardFilter:
-    """For an eavesdropper on at most L uploads: any L stay within the budget where each costs at most an L-th of it."""
+    """For an eavesdropper on at most L uploads: any L stay within the budget, because all are alike and L fit."""
 
-    def __init__(self, whole: Filter, exposures: int) -> None:
-        """Take a filter of the whole budget, which will never be paid from."""
-        self.whole, self.exposures = whole, exposures
+    def __init__(self, whole: Filter, exposures: int, mechanism: Mechanism, count: int) -> None:
+        """Take a filter of the whole budget, which will not be paid from, and the first upload."""
+        self.mechanism, self.count = mechanism, count
+        self._fits = whole.affords(mechanism, exposures * count)
 
     def affords(self, mechanism: Mechanism, count: int) -> bool:
-        """Ask for L uploads like this one."""
-        return self.whole.affords(mechanism, self.exposures * count)
+        """Say whether L uploads like the first one fit; refuse what is not like it."""
+        _require_agreed(self.mechanism, mechanism)
+        if count > self.count:
+            raise BadInput(
+                f"an upload that may be overheard must hold at most {self.count} releases, as the first one, was"
+                f" {count}; promise against the server to let it change"
+            )
+        return self._fits
 
     def pay(self, mechanism: Mechanism, count: int) -> None:
         """Keep no count: which uploads will be overheard is not known."""
@@ -154,6 +160,15 @@ class Unlimited:
 
     def pay(self, mechanism: Mechanism, count: int) -> None:
         """Keep no count."""
+
+
+def _require_agreed(agreed: Mechanism, mechanism: Mechanism) -> None:
+    alike = replace(mechanism, multiplier=agreed.multiplier) == agreed
+    if not alike or mechanism.multiplier < agreed.multiplier * (1 - _ROUNDING):
+        raise BadInput(
+            f"the noise must stay {_described(agreed)}, as in the first round, was {_described(mechanism)};"
+            " promise noise='adaptive' to let it change, at a higher price"
+        )
 
 
 def _described(mechanism: Mechanism) -> str:

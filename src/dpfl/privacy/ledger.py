@@ -49,8 +49,11 @@ class Ledger:
         self.promise, self.sizes = promise, tuple(sizes)
         self.books = books or Books()
         self._filters: dict[int, Filter] = {}
-        self._seen = self.books.last_charge()
-        self._lifetime = _lifetime_filters(self.books, promise, len(self.sizes))
+        self._lifetime: dict[int, Filter] = {}
+        self._seen = self._granted = 0  # the newest charge and grant that the lifetime filters know of
+        self._read_grants()
+        if promise is not None and promise.calibration == "tight":
+            _require_left(self._lifetime, promise, self.books)
         plain = None if promise is None else promise.to_plain()
         self.run = self.books.open_run(
             {"promise": plain, "sizes": list(self.sizes), "system": system, "config": config, "seeded": seeded,
@@ -72,8 +75,8 @@ class Ledger:
         if wanted and not able:
             way_out = f"set rounds to {self._round} or raise epsilon" if self._round else "raise epsilon or the noise"
             raise BudgetRefused(
-                f"the budget of all {len(wanted)} clients of this round is spent after {self._round} rounds, and none may"
-                f" upload again; {way_out}"
+                f"the budget of all {len(wanted)} clients of this round is spent after {self._round} rounds, and none"
+                f" may upload again; {way_out}"
             )
         try:
             paid = self._write(able)
@@ -88,7 +91,9 @@ class Ledger:
     def _write(self, releases: Mapping[int, Release | None]) -> Mapping[int, Release | None]:
         """Leave out those whose lifetime is spent and put the charges of the others on disk, as one."""
         with self.books.transaction():
-            if self._lifetime:  # other runs may have charged the same clients meanwhile
+            if self.books.last_grant() != self._granted:  # the owner may change his mind at any time
+                self._read_grants()
+            elif self._lifetime:  # other runs may have charged the same clients meanwhile
                 _pay_all(self._lifetime, self.books.charges_of_others(self.run, self._seen))
                 self._seen = self.books.last_charge()
             paid = {
@@ -104,6 +109,10 @@ class Ledger:
             numbers = {client: None if one is None else self._number_of(one) for client, one in paid.items()}
             self._charges = self.books.add_charges(self.run, self._round + 1, numbers)
         return paid
+
+    def _read_grants(self) -> None:
+        self._granted, self._seen = self.books.last_grant(), self.books.last_charge()
+        self._lifetime = _lifetime_filters(self.books, self.promise, len(self.sizes))
 
     def broadcast(self, weights: Mapping[int, float], *, noise_std: float = 0.0) -> None:
         """Note how the uploads of the round just charged went into the model that everybody will see.
@@ -121,23 +130,24 @@ class Ledger:
 
     def _affords(self, client: int, release: Release) -> bool:
         if client not in self._filters:
-            self._filters[client] = self._filter(client, release.mechanism)
+            self._filters[client] = self._filter(client, release)
         return _affords(self._filters[client], release)
 
-    def _filter(self, client: int, first: Mechanism) -> Filter:
+    def _filter(self, client: int, first: Release) -> Filter:
         """Fix the client's filter by the first release it is asked for, before anything of it is out."""
         assert self.promise is not None
         if self.promise.calibration == "paper":
             return Unlimited()  # the client agreed to a paper's formula: its true price is recorded, not limited
         budget, adaptive = self.promise.budgets[client], self.promise.noise == "adaptive"
+        mechanism = first.mechanism
         whole: Filter
-        if first.plain and (first.noise == "gaussian" or adaptive or budget.delta == 0):
+        if mechanism.plain and (mechanism.noise == "gaussian" or adaptive or budget.delta == 0):
             whole = PlainFilter(budget, self._worth[client])
         else:
-            whole = RenyiFilter(budget) if adaptive else CountFilter(budget, first)
+            whole = RenyiFilter(budget, mechanism) if adaptive else CountFilter(budget, mechanism)
         if "server" in self.promise.against or self.promise.exposures is None:
             return whole
-        return OverheardFilter(whole, self.promise.exposures)
+        return OverheardFilter(whole, self.promise.exposures, mechanism, first.count)
 
     @cached_property
     def _worth(self) -> list[float]:
@@ -165,8 +175,9 @@ def release_of(order: Order, records: int, *, unit: Unit, neighbours: Neighbours
     one_batch = order.noise_on == "step" or order.steps == 1
     amplified = isinstance(order.batch, Poisson) and one_batch and unit == "record" and neighbours == "add-remove"
     rate = order.batch.sampling_rate if amplified and isinstance(order.batch, Poisson) else 1.0
-    # Ten digits, rounded down, so that a price is found again when the same noise was computed another way.
-    multiplier = float(f"{size / bound * (1 - 1e-10):.9e}")
+    multiplier = size / bound
+    if rate < 1:  # ten digits, rounded down: distributions are found again when the same noise was computed another way
+        multiplier = float(f"{multiplier * (1 - 1e-9):.9e}")
     mechanism = Mechanism("gaussian" if gaussian else "laplace", multiplier, rate)
     scale = order.noise_in_upload(records) if gaussian else None
     if scale is None:
@@ -185,7 +196,14 @@ def _lifetime_filters(books: Books, promise: Promise | None, clients: int) -> di
             f"system must be a private one with the ledger {where}, which limits what its clients may spend, but this"
             " one promises nothing; choose another system or ledger"
         )
-    kinds = {(grant.unit, grant.neighbours) for grant in grants}
+    granted = {client: grant for client, grant in books.grants_of(range(clients)).items() if grant is not None}
+    if len(granted) < clients:
+        client = next(client for client in range(clients) if client not in granted)
+        raise BadInput(
+            f"client {client} must have a grant in the ledger {where}, which limits others, but has none; grant one"
+            f" with `dpfl ledger FILE --grant EPSILON --client {client}`"
+        )
+    kinds = {(grant.unit, grant.neighbours) for grant in granted.values()}
     kinds |= {
         (run.facts["promise"]["unit"], run.facts["promise"]["neighbours"]) for run in earlier if run.facts["promise"]
     }
@@ -199,36 +217,31 @@ def _lifetime_filters(books: Books, promise: Promise | None, clients: int) -> di
             f"ledger must hold noised uploads only, but client {min(exposed)} has uploaded without noise in {where};"
             " no budget can pay for that: use another ledger"
         )
-    granted = []
-    for client, grant in books.grants_of(range(clients)).items():
-        if grant is None:
-            raise BadInput(
-                f"client {client} must have a grant in the ledger {where}, which limits others, but has none; grant one"
-                f" with `dpfl ledger FILE --grant EPSILON --client {client}`"
-            )
-        granted.append(grant)
-    worth = worth_of([grant.budget for grant in granted])
+    worth = worth_of([grant.budget for grant in granted.values()])
     filters: dict[int, Filter] = {
         client: PlainFilter(grant.budget, worth[client]) if grant.currency == "plain" else RenyiFilter(grant.budget)
-        for client, grant in enumerate(granted)
+        for client, grant in granted.items()
     }
     spent = books.spent(*earlier)
     _pay_all(filters, [(i, Release(*pair)) for i in spent if i in filters for pair in spent[i].items()])
-    if promise.calibration == "tight":
-        _require_left(filters, promise, where)
     return filters
 
 
-def _require_left(filters: Mapping[int, Filter], promise: Promise, where: str) -> None:
+def _require_left(filters: Mapping[int, Filter], promise: Promise, books: Books) -> None:
     """Refuse a run that would be stopped half-way: tight noise is planned to spend all that was promised."""
-    for client, worth in enumerate(worth_of(promise.budgets)):
+    if not filters:
+        return
+    for client, (budget, worth) in enumerate(zip(promise.budgets, worth_of(promise.budgets), strict=True)):
         purse = filters[client]
-        if isinstance(purse, PlainFilter) and worth > (left := max(purse.mu_squared - purse.spent_mu_squared, 0.0)):
-            budget = promise.budgets[client]
+        if not isinstance(purse, PlainFilter) or purse.spent_epsilon + budget.epsilon <= purse.epsilon:
+            continue
+        left = max(purse.mu_squared - purse.spent_mu_squared, 0.0)
+        if worth > left:
             most = float(epsilon_of(math.sqrt(left), budget.delta)) * (1 - 1e-4)
             raise BudgetRefused(
-                f"the grant of client {client} in the ledger {where} leaves ε = {most:.4g} at δ = {budget.delta:g}, and"
-                f" this run is planned to spend {budget.epsilon:g}; lower epsilon, or let the owner grant more"
+                f"the grant of client {client} in the ledger {str(books.path)!r} leaves ε = {most:.4g} at"
+                f" δ = {budget.delta:g}, and this run is planned to spend {budget.epsilon:g}; lower epsilon, or let the"
+                " owner grant more"
             )
 
 

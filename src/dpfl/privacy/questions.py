@@ -52,7 +52,7 @@ def answer(
         require_positive("noise_multiplier", noise_multiplier, "noise of 1 sensitivity is a common start")
     multiplier = 1.0 if noise_multiplier is None else float(noise_multiplier)
     one = Mechanism(cast(Noise, mechanism), multiplier, sampling_rate, cast(Sampling, sampling))
-    budget = Budget(1.0 if epsilon is None else float(epsilon), delta)
+    budget = Budget(1.0 if epsilon is None else epsilon, delta)
     if mechanism == "gaussian" and delta == 0:
         raise BadInput("delta must be above 0 with gaussian noise, was 0; choose 1e-5, say")
 

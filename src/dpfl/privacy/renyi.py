@@ -15,6 +15,8 @@ from dpfl.privacy.accounting import Mechanism, Spent, dp_accounting
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.gaussian_dp import Array
 
+_HOPELESS = 1e100  # a privacy loss of which squares and exponentials overflow
+
 # dp-accounting's own choice.
 ORDERS: tuple[float, ...] = (*(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
 
@@ -27,20 +29,24 @@ def epsilon(spent: Spent, delta: float) -> float:
     return float(dp_accounting().rdp.compute_epsilon(ORDERS, total, delta)[0])
 
 
-def allowances(budget: Budget, orders: tuple[float, ...]) -> Array:
-    """Return for each order the Rényi divergence up to which the budget's (ε, δ)-DP holds.
+def allowances(budget: Budget, orders: tuple[float, ...], shares: Array) -> Array:
+    """Return for each order the Rényi divergence up to which (ε, δ)-DP holds with its share of δ; −∞ for δ = 0.
 
     Turns ε = ε(α) + ln(1 − 1/α) − ln(δα)/(α − 1) around (Canonne, Kamath and Steinke, 2020, Proposition 12).
     """
     alpha = np.array(orders)
-    return np.asarray(budget.epsilon - np.log1p(-1 / alpha) + (math.log(budget.delta) + np.log(alpha)) / (alpha - 1))
+    with np.errstate(divide="ignore"):
+        slack = np.log(budget.delta * shares * alpha) / (alpha - 1)
+    return np.asarray(budget.epsilon - np.log1p(-1 / alpha) + slack)
 
 
 @lru_cache(maxsize=4096)
 def curve(mechanism: Mechanism, orders: tuple[float, ...]) -> Array:
     """Return the Rényi divergence of one release at each order; the array is shared, do not write to it."""
     alpha = np.array(orders)
-    if mechanism.noise == "laplace":
+    if 1 / mechanism.multiplier > _HOPELESS:
+        found = np.full(len(orders), np.inf)
+    elif mechanism.noise == "laplace":
         found = _pure_curve(mechanism.pure, alpha) if not mechanism.plain else _composed(mechanism, orders)
     elif mechanism.plain:
         found = alpha * mechanism.mu_squared / 2

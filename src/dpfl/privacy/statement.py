@@ -70,7 +70,10 @@ def _lines(books: Books, kind: tuple[str, str], runs: list[Run]) -> list[dict[st
             # At a smaller δ the same noise costs more: the smallest that was promised does not flatter.
             deltas[client] = min(deltas.get(client, 1.0), promised[client].delta)
     uploads, clients = books.replies(*runs), sorted(joined)
-    grants = books.grants_of(clients)
+    grants = {
+        client: grant if grant is not None and (grant.unit, grant.neighbours) == kind else None
+        for client, grant in books.grants_of(clients).items()
+    }
     at = [grant.budget.delta if (grant := grants[client]) is not None else deltas[client] for client in clients]
     epsilons = tight_each([spent[client] for client in clients], at)
     return [

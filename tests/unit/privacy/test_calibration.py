@@ -1,13 +1,16 @@
 """From budgets to noise: the exact inverse of the ledger's price, and the papers' formulas to the letter."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from dpfl.errors import BadInput
+from dpfl.privacy import calibration
+from dpfl.privacy.accounting import Mechanism, tight, tight_each
 from dpfl.privacy.budget import Budget, budgets
-from dpfl.privacy.calibration import gaussian_noise_stds
+from dpfl.privacy.calibration import downlink_noise_std, gaussian_noise_stds, noise_multipliers, shared_noise
 from dpfl.privacy.claims import udp_noise_std
 from dpfl.privacy.gaussian_dp import mu_of
 
@@ -38,10 +41,170 @@ def test_each_client_gets_its_own_noise() -> None:
 def test_ten_thousand_different_clients() -> None:
     count = 10_000
     granted = budgets(np.geomspace(1e-2, 1e2, count).tolist(), np.geomspace(1e-10, 1e-2, count).tolist(), count)
-    stds = np.array(gaussian_noise_stds(np.geomspace(1e-6, 10, count).tolist(), list(range(1, count + 1)), granted))
-    assert stds.shape == (count,)
-    assert np.isfinite(stds).all()
-    assert (stds > 0).all()
+    bounds, releases = np.geomspace(1e-6, 10, count).tolist(), list(range(1, count + 1))
+    stds = gaussian_noise_stds(bounds, releases, granted)
+    assert len(stds) == count
+    spent = [{Mechanism("gaussian", std / bound): n} for std, bound, n in zip(stds, bounds, releases, strict=True)]
+    shares = np.array(tight_each(spent, [budget.delta for budget in granted])) / [b.epsilon for b in granted]
+    assert (shares <= 1).all()  # safe, every one of them
+    assert (shares >= 1 - 1e-4).all()  # and hardly any of what they granted is given away
+
+
+# Noise in units of the sensitivity
+
+
+HETEROGENEOUS = (Budget(0.5, 1e-8), Budget(2.0, 1e-5), Budget(2.0, 1e-6), Budget(10.0, 1e-3))
+
+
+@pytest.mark.parametrize(("noise", "rate"), [("gaussian", 1.0), ("gaussian", 0.3), ("laplace", 1.0), ("laplace", 0.3)])
+def test_each_budget_is_kept_and_would_not_be_with_a_thousandth_less_noise(noise: str, rate: float) -> None:
+    releases = [7, 20, 20, 150]
+    found = noise_multipliers(noise, releases, HETEROGENEOUS, sampling_rate=rate)
+    for multiplier, count, budget in zip(found, releases, HETEROGENEOUS, strict=True):
+        assert tight({Mechanism(noise, multiplier, rate): count}, budget.delta) <= budget.epsilon
+        assert tight({Mechanism(noise, multiplier * 0.999, rate): count}, budget.delta) > budget.epsilon
+
+
+def test_gaussian_noise_on_all_records_by_hand() -> None:
+    # (ε, δ) = (1, 1e-5) is worth μ = 0.26805: 9 releases need 3/μ = 11.192.
+    assert noise_multipliers("gaussian", [9], [Budget(1.0, 1e-5)]) == pytest.approx([11.192], abs=1e-3)
+
+
+def test_pure_laplace_noise_is_shared_out_over_the_releases() -> None:
+    releases, granted = [1, 3, 1000], budgets((0.1, 0.3, 7.0), 0.0, 3)
+    found = noise_multipliers("laplace", releases, granted)
+    assert found == pytest.approx([10.0, 10.0, 1000 / 7], rel=1e-8)
+    for multiplier, count, budget in zip(found, releases, granted, strict=True):
+        # One by one, as a ledger adds them up: rounding must not push the last one over the limit.
+        assert sum([Mechanism("laplace", multiplier).pure] * count) <= budget.epsilon
+
+
+def test_sampled_pure_laplace_noise_by_its_closed_form() -> None:
+    # 5 releases of ln(1 + q(e^(1/b) − 1)) make ε = 1: b = 1/ln(1 + (e^0.2 − 1)/q).
+    (found,) = noise_multipliers("laplace", [5], [Budget(1.0, 0.0)], sampling_rate=0.1)
+    assert found == pytest.approx(1 / math.log1p(math.expm1(0.2) / 0.1), rel=1e-4)
+
+
+def test_one_client_with_a_delta_does_not_change_the_noise_of_a_pure_one() -> None:
+    pure, other = noise_multipliers("laplace", [200, 200], [Budget(1.0, 0.0), Budget(1.0, 1e-6)])
+    assert pure == 200.0
+    assert other < 0.6 * pure  # at a δ above 0 many releases cost far less than their sum
+
+
+def test_the_larger_the_batches_the_more_noise_they_need() -> None:
+    few, half, everything = (
+        noise_multipliers("gaussian", [20], [Budget(2.0, 1e-5)], sampling_rate=rate)[0] for rate in (0.1, 0.5, 1.0)
+    )
+    assert few < half < everything
+
+
+def test_the_noise_of_many_clients_with_one_budget_is_searched_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def searching(*arguments: object) -> float:
+        asked.append(arguments)
+        return 3.0
+
+    monkeypatch.setattr(calibration, "least_noise", searching)
+    calibration._searched.cache_clear()
+    try:
+        granted = [Budget(1.25, 1e-5)] * 100 + [Budget(1.5, 1e-5)]
+        assert noise_multipliers("gaussian", [4] * 101, granted, sampling_rate=0.1) == [3.0] * 101
+        assert len(asked) == 2
+    finally:
+        calibration._searched.cache_clear()
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.1])
+def test_gaussian_noise_needs_a_delta(rate: float) -> None:
+    with pytest.raises(BadInput) as refusal:
+        noise_multipliers("gaussian", [1, 1], [Budget(1.0, 1e-5), Budget(1.0, 0.0)], sampling_rate=rate)
+    assert str(refusal.value).startswith("delta must be above 0 with Gaussian noise, was 0; choose 1e-5")
+    with pytest.raises(BadInput, match="delta must be above 0"):
+        gaussian_noise_stds([1.0], [1], [Budget(1.0, 0.0)])
+
+
+# Against readers of the released models, who see everybody's noise at once
+
+
+SIZES, BOUNDS, ROUNDS = [400, 600, 800, 1000, 1200], [0.02, 0.05, 0.01, 0.03, 0.004], 30
+WEIGHTS = [size / sum(SIZES) for size in SIZES]
+GRANTED = (Budget(1.0, 1e-5), Budget(8.0, 1e-3), Budget(2.0, 1e-6), Budget(4.0, 1e-5), Budget(0.3, 1e-4))
+
+
+def released_shares(stds: Sequence[float], downlink: float = 0.0) -> list[float]:
+    """Price every client against the models alone: p_iΔ_i under √(Σp_j²σ_j² + σ_D²), as a share of what it granted."""
+    noise = math.sqrt(sum((p * std) ** 2 for p, std in zip(WEIGHTS, stds, strict=True)) + downlink**2)
+    return [
+        tight({Mechanism("gaussian", noise / (p * bound)): ROUNDS}, budget.delta) / budget.epsilon
+        for p, bound, budget in zip(WEIGHTS, BOUNDS, GRANTED, strict=True)
+    ]
+
+
+def test_shared_noise_keeps_every_promise_about_the_models_and_less_breaks_the_worst() -> None:
+    alone = gaussian_noise_stds(BOUNDS, [ROUNDS] * 5, GRANTED)
+    share = shared_noise(alone, WEIGHTS)
+    assert share < 1
+    enough = released_shares([share * std for std in alone])
+    assert max(enough) <= 1
+    assert max(enough) == pytest.approx(1, rel=1e-6)
+    less = released_shares([0.999 * share * std for std in alone])
+    assert less[enough.index(max(enough))] > 1
+
+
+def test_equal_clients_share_the_noise_by_the_root_of_their_number() -> None:
+    assert shared_noise([3.0] * 16, [1 / 16] * 16) == pytest.approx(0.25, rel=1e-8)
+
+
+def test_a_client_that_is_alone_has_nobody_to_hide_behind() -> None:
+    assert shared_noise([3.0], [1.0]) == pytest.approx(1.0, rel=1e-8)
+    assert shared_noise([3.0, 3.0, 3.0], [1.0, 0.0, 0.0]) == pytest.approx(1.0, rel=1e-8)
+
+
+def test_shared_noise_by_hand() -> None:
+    # p·σ are 3 and 4: the second needs 4/5 of its noise, and so the first gets as much of its own.
+    assert shared_noise([6.0, 8.0], [0.5, 0.5]) == pytest.approx(0.8, rel=1e-8)
+
+
+def downlink(stds: Sequence[float]) -> float:
+    return downlink_noise_std(
+        sensitivities=BOUNDS, weights=WEIGHTS, noise_stds=stds, releases=[ROUNDS] * 5, budgets=GRANTED
+    )
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.01, 0.1])
+def test_the_server_adds_what_the_clients_noise_lacks_and_no_more(factor: float) -> None:
+    stds = [factor * std for std in gaussian_noise_stds(BOUNDS, [ROUNDS] * 5, GRANTED)]
+    added = downlink(stds)
+    assert max(released_shares(stds, added)) <= 1
+    assert max(released_shares(stds, 0.999 * added)) > 1
+
+
+def test_where_the_clients_noise_suffices_the_server_adds_none() -> None:
+    alone = gaussian_noise_stds(BOUNDS, [ROUNDS] * 5, GRANTED)
+    assert downlink(alone) == 0.0
+    share = shared_noise(alone, WEIGHTS)
+    assert downlink([1.001 * share * std for std in alone]) == 0.0
+    assert downlink([0.999 * share * std for std in alone]) > 0.0
+
+
+def test_downlink_noise_by_hand() -> None:
+    # Δ = 1 and (1, 1e-5) need σ = 3.73063; with weight ½ half of it. Two clients at σ = 1 bring √(¼ + ¼) of that.
+    found = downlink_noise_std(
+        sensitivities=[1.0, 1.0], weights=[0.5, 0.5], noise_stds=[1.0, 1.0], releases=[1, 1],
+        budgets=budgets(1.0, 1e-5, 2),
+    )  # fmt: skip
+    assert found == pytest.approx(math.sqrt(3.73063**2 / 4 - 0.5), rel=1e-5)
+
+
+def test_downlink_noise_needs_a_delta() -> None:
+    with pytest.raises(BadInput, match="delta must be above 0"):
+        downlink_noise_std(
+            sensitivities=[1.0], weights=[1.0], noise_stds=[1.0], releases=[1], budgets=[Budget(1.0, 0.0)]
+        )
+
+
+# The papers' formulas, and what a budget is
 
 
 def test_equation_10_of_udp_by_hand() -> None:
@@ -63,9 +226,9 @@ def test_one_number_is_for_all_clients_and_a_list_for_each() -> None:
         ((1.0, -1.0, 1.0), 1e-3, "epsilon must be a finite number above 0"),
         (math.nan, 1e-3, "epsilon must be a finite number above 0"),
         (math.inf, 1e-3, "epsilon must be a finite number above 0"),
-        (1.0, 0.0, "delta must lie strictly between 0 and 1"),
-        (1.0, 1.0, "delta must lie strictly between 0 and 1"),
-        (1.0, math.nan, "delta must lie strictly between 0 and 1"),
+        (1.0, -1e-5, r"delta must be at least 0 \(pure privacy, for Laplace noise\) and below 1, was -1e-05"),
+        (1.0, 1.0, r"delta must be at least 0 \(pure privacy, for Laplace noise\) and below 1, was 1.0"),
+        (1.0, math.nan, r"delta must be at least 0 \(pure privacy, for Laplace noise\) and below 1, was nan"),
     ],
 )
 def test_a_budget_that_cannot_be_is_refused(epsilon: float, delta: float, field: str) -> None:

@@ -1,24 +1,36 @@
 """The ledger charges before anything happens, refuses what it cannot pay or price, and never counts too little."""
 
 import math
+import sqlite3
+from itertools import cycle, product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.orders import ClientClip, Gaussian, Laplace, Order, Poisson, RecordClip
+from dpfl.privacy.accounting import Mechanism, tight
+from dpfl.privacy.books import Books, Grant, Release
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.gaussian_dp import mu_of
-from dpfl.privacy.ledger import Charged, Ledger, price_of
+from dpfl.privacy.ledger import Charged, Ledger, release_of
 
 
-def promise(*granted: Budget, calibration: str = "tight", unit: str = "record") -> Promise:
-    return Promise(budgets=granted, unit=unit, neighbours="replace", calibration=calibration)  # type: ignore[arg-type]
+def promise(*granted: Budget, **changes: Any) -> Promise:
+    usual = {"budgets": granted, "unit": "record", "neighbours": "replace", "calibration": "tight"}
+    return Promise(**usual | changes)
 
 
-def order(std: float, **changes: object) -> Order:
+def order(std: float, **changes: Any) -> Order:
     """Return a step with η = 0.5 and C = 1, so Δ = 2ηC/n = 1/n for a replaced record."""
     return Order(**({"steps": 1, "learning_rate": 0.5, "clip": RecordClip(1.0), "noise": Gaussian(std)} | changes))
+
+
+def laplace(scale: float, **changes: Any) -> Order:
+    """Return a step with an L1 clip, so that Δ₁ = 1/n for a replaced record: ε = 1/(n·scale)."""
+    return order(1.0, noise=Laplace(scale), clip=RecordClip(1.0, 1), **changes)
 
 
 GRANTED = Budget(8.0, 1e-3)
@@ -30,31 +42,122 @@ def std_for(price: float, records: int) -> float:
     return 1 / records / math.sqrt(price)
 
 
+def price_of(one: Order, records: int, **changes: Any) -> float:
+    """Return what a plain Gaussian order costs in μ²."""
+    release = release_of(one, records, **({"unit": "record", "neighbours": "replace"} | changes))
+    return release.count * release.mechanism.mu_squared
+
+
+def spent(ledger: Ledger) -> dict[int, float]:
+    """Return what each client has spent in this run, in μ²."""
+    found = ledger.books.spent(ledger.run)
+    return {client: math.fsum(n * one.mu_squared for one, n in seen.items()) for client, seen in found.items()}
+
+
+def replies(ledger: Ledger) -> dict[int, int]:
+    return ledger.books.replies(ledger.run)
+
+
+def epsilon(ledger: Ledger, client: int = 0) -> float:
+    """Return what a client has spent, at the δ it was promised."""
+    return tight(ledger.books.spent(ledger.run)[client], ledger.promise.budgets[client].delta)
+
+
+def charge_to_the_end(ledger: Ledger, *orders: Order) -> int:
+    """Charge client 0 for one order after the other until its budget refuses; return how many rounds it paid for."""
+    for rounds, one in enumerate(cycle(orders)):
+        try:
+            ledger.charge({0: one})
+        except BudgetRefused:
+            return rounds
+    raise AssertionError
+
+
+# What a plain order costs.
+
+
 def test_a_charge_is_sensitivity_over_noise_squared() -> None:
     # Δ = 1/10 and 1/20: with σ = 0.2, (Δ/σ)² is 1/4 and 1/16.
     ledger = Ledger(promise(GRANTED, GRANTED, GRANTED), (10, 20, 30))
     paid = ledger.charge({0: order(0.2), 1: order(0.2)})
     assert paid == {0: Charged(order(0.2), 10), 1: Charged(order(0.2), 20)}
-    assert ledger.spent.tolist() == pytest.approx([0.25, 0.0625, 0.0])
+    assert spent(ledger) == pytest.approx({0: 0.25, 1: 0.0625})
     ledger.charge({1: order(0.1)})  # twice the precision, four times the price
-    assert ledger.spent.tolist() == pytest.approx([0.25, 0.0625 + 0.25, 0.0])
-    assert ledger.replies.tolist() == [1, 2, 0]
+    assert spent(ledger) == pytest.approx({0: 0.25, 1: 0.0625 + 0.25})
+    assert replies(ledger) == {0: 1, 1: 2}
 
 
 def test_the_price_follows_the_unit() -> None:
     # All ten records replaced move the upload ten times as far: Δ = 2ηC = 1.
-    assert price_of(order(0.2), 10, promise(GRANTED)) == pytest.approx(0.25)
-    assert price_of(order(0.2), 10, promise(GRANTED, unit="client")) == pytest.approx(25.0)
+    assert price_of(order(0.2), 10) == pytest.approx(0.25)
+    assert price_of(order(0.2), 10, unit="client") == pytest.approx(25.0)
+
+
+def test_a_client_gradient_costs_the_same_whatever_the_number_of_records() -> None:
+    clipped = order(2.0, clip=ClientClip(1.0))  # Δ = 2ηC = 1
+    assert price_of(clipped, 10) == price_of(clipped, 1000) == pytest.approx(0.25)
 
 
 def test_noise_in_every_step_costs_steps_times_one() -> None:
     # On the sum Δ = 2C = 2; σ = 4 makes (2/4)² = 1/4 a step.
     five = order(4.0, steps=5, noise_on="step")
-    assert price_of(five, 10, promise(GRANTED)) == pytest.approx(5 * 0.25)
+    assert price_of(five, 10) == pytest.approx(5 * 0.25)
     ledger = Ledger(promise(GRANTED), (10,))
     ledger.charge({0: five})
-    assert ledger.spent.tolist() == pytest.approx([1.25])
-    assert ledger.replies.tolist() == [1]
+    assert spent(ledger) == pytest.approx({0: 1.25})
+    assert replies(ledger) == {0: 1}
+
+
+def test_each_clients_epsilon_is_at_its_own_delta() -> None:
+    ledger = Ledger(promise(Budget(50.0, 1e-2), Budget(50.0, 1e-9)), (10, 10))
+    ledger.charge({0: order(0.1), 1: order(0.1)})  # both at μ = 1
+    # A release with μ = 1 is (4.378, 1e-5)-DP; a larger δ costs less, a smaller one more.
+    assert epsilon(ledger, 0) < 4.378 < epsilon(ledger, 1)
+
+
+# What an order lets out.
+
+
+ADDED, REPLACED = ("record", "add-remove"), ("record", "replace")
+
+# Of a client with 100 records; η = 0.5 and C = 1.
+LETS_OUT = [
+    # A step of 20 expected records: the clipped sum moves by C = 1 under σ = 3, and η/20 = 0.025 is left of both.
+    (order(3.0, batch=Poisson(0.2), noise_on="step"), ADDED, Release(Mechanism("gaussian", 3.0, 0.2), 1, 0.075, 0.025)),
+    # On the upload of one step it is the same release: the update moves by ηC/20 = 0.025 under σ = 0.05.
+    (order(0.05, batch=Poisson(0.2)), ADDED, Release(Mechanism("gaussian", 2.0, 0.2), 1, 0.05, 0.025)),
+    # Several noised steps are amplified one by one, and later ones train on the noise of earlier ones.
+    (order(3.0, batch=Poisson(0.2), noise_on="step", steps=4), ADDED, Release(Mechanism("gaussian", 3.0, 0.2), 4)),
+    # Several steps under one noise saw several batches: ηC/20·(1 + 201) = 5.05, and no amplification.
+    (order(10.1, batch=Poisson(0.2), steps=2), ADDED, Release(Mechanism("gaussian", 2.0), 1, 10.1, 5.05)),
+    # A replaced record moves the update twice as far, 0.05, and is not sampled like one that is not there.
+    (order(0.1, batch=Poisson(0.2)), REPLACED, Release(Mechanism("gaussian", 2.0), 1, 0.1, 0.05)),
+    # All 100 records of a client move it by ηC·100/20 = 2.5: some of them are in every batch.
+    (order(5.0, batch=Poisson(0.2)), ("client", "add-remove"), Release(Mechanism("gaussian", 2.0), 1, 5.0, 2.5)),
+    # A full batch: the sum moves by 2C = 2 under σ = 8, of which η/100 = 0.005 is left.
+    (order(8.0, noise_on="step"), REPLACED, Release(Mechanism("gaussian", 4.0), 1, 0.04, 0.01)),
+    # A clipped client gradient is not divided: 2C = 2 under σ = 8, times η.
+    (order(8.0, noise_on="step", clip=ClientClip(1.0)), REPLACED, Release(Mechanism("gaussian", 4.0), 1, 4.0, 1.0)),
+    # Laplace noise is priced by the L1 clip (ηC/100·2 = 0.01, or ηC/20 = 0.025), and its sums have no closed form.
+    (laplace(0.03), REPLACED, Release(Mechanism("laplace", 3.0), 1)),
+    (laplace(0.075, batch=Poisson(0.2)), ADDED, Release(Mechanism("laplace", 3.0, 0.2), 1)),
+]
+
+
+@pytest.mark.parametrize(("one", "promised", "released"), LETS_OUT)
+def test_an_order_lets_out_what_its_clip_batch_and_noise_say(
+    one: Order, promised: tuple[Any, Any], released: Release
+) -> None:
+    unit, neighbours = promised
+    found = release_of(one, 100, unit=unit, neighbours=neighbours)
+    mechanism, expected = found.mechanism, released.mechanism
+    assert (mechanism.noise, mechanism.sampling_rate) == (expected.noise, expected.sampling_rate)
+    assert mechanism.multiplier == pytest.approx(expected.multiplier)
+    assert found.count == released.count
+    assert (found.noise_std, found.sensitivity) == pytest.approx((released.noise_std, released.sensitivity))
+
+
+# A budget in Gaussian DP.
 
 
 def test_a_budget_pays_to_its_end_and_then_refuses() -> None:
@@ -62,12 +165,25 @@ def test_a_budget_pays_to_its_end_and_then_refuses() -> None:
     ledger = Ledger(promise(GRANTED), (10,))
     for _ in range(3):
         assert list(ledger.charge({0: third})) == [0]
-    before = ledger.spent.copy()
-    with pytest.raises(BudgetRefused, match=r"budget of all 1 clients.*lower rounds or raise epsilon"):
+    before = spent(ledger)
+    with pytest.raises(BudgetRefused, match=r"budget of all 1 clients.* 3 rounds.*raise epsilon"):
         ledger.charge({0: third})
-    assert ledger.spent.tolist() == before.tolist()
-    assert ledger.replies.tolist() == [3]
-    assert float(ledger.epsilon()[0]) <= 8.0
+    assert spent(ledger) == before
+    assert replies(ledger) == {0: 3}
+    assert 7.99 < epsilon(ledger) <= 8.0
+
+
+def test_a_budget_pays_for_exactly_its_worth() -> None:
+    # μ² = 1/4 four times is 1 without any rounding; the budget is what μ = 1 costs, and a little less is too little.
+    at_one = tight({Mechanism("gaussian", 1.0): 1}, 1e-5)
+    quarter = order(2.0, clip=ClientClip(1.0))
+    enough, short = (Ledger(promise(Budget(at_one * factor, 1e-5)), (10,)) for factor in (1 + 1e-6, 1 - 1e-6))
+    for _ in range(3):
+        enough.charge({0: quarter})
+        short.charge({0: quarter})
+    assert list(enough.charge({0: quarter})) == [0]
+    with pytest.raises(BudgetRefused):
+        short.charge({0: quarter})
 
 
 def test_a_client_that_cannot_pay_sits_out_and_the_others_go_on() -> None:
@@ -75,8 +191,8 @@ def test_a_client_that_cannot_pay_sits_out_and_the_others_go_on() -> None:
     ledger = Ledger(promise(GRANTED, Budget(80.0, 1e-3)), (10, 10))
     assert sorted(ledger.charge({0: dear, 1: dear})) == [0, 1]
     assert sorted(ledger.charge({0: dear, 1: dear})) == [1]
-    assert ledger.spent.tolist() == pytest.approx([0.6 * WORTH, 1.2 * WORTH])
-    assert ledger.replies.tolist() == [1, 2]
+    assert spent(ledger) == pytest.approx({0: 0.6 * WORTH, 1: 1.2 * WORTH})
+    assert replies(ledger) == {0: 1, 1: 2}
 
 
 def test_a_refused_client_may_still_pay_for_something_cheaper() -> None:
@@ -91,7 +207,13 @@ def test_a_price_beyond_all_numbers_is_refused_like_any_other() -> None:
     ledger = Ledger(promise(GRANTED), (10,))
     with pytest.raises(BudgetRefused):
         ledger.charge({0: order(1e-200)})
-    assert ledger.spent.tolist() == [0.0]
+    assert spent(ledger) == replies(ledger) == {}
+
+
+def test_a_price_beyond_all_numbers_is_recorded_where_nothing_is_limited() -> None:
+    ledger = Ledger(promise(GRANTED, calibration="paper"), (10,))
+    ledger.charge({0: order(1e-200)})
+    assert epsilon(ledger) == math.inf
 
 
 def test_a_round_without_clients_is_no_refusal() -> None:
@@ -110,18 +232,173 @@ def test_what_was_spent_is_never_less_than_the_releases_cost() -> None:
             continue
         prices.append((0.1 / one.noise.std) ** 2)
     assert 20 < len(prices) < 200
-    assert ledger.spent[0] >= math.fsum(prices) * (1 - 1e-12)
-    assert ledger.spent[0] <= WORTH
-    assert 7.5 < float(ledger.epsilon()[0]) <= 8.0
+    assert spent(ledger)[0] >= math.fsum(prices) * (1 - 1e-12)
+    assert spent(ledger)[0] <= WORTH
+    assert 7.5 < epsilon(ledger) <= 8.0
+
+
+@pytest.mark.parametrize("noise", ["fixed", "adaptive"])
+def test_plain_noise_may_change_from_round_to_round_at_no_higher_price(noise: str) -> None:
+    # Shares of 1/2, 1/3 and 1/6 are the whole, whatever the order and whether or not they were planned.
+    ledger = Ledger(promise(GRANTED, noise=noise), (10,))
+    for share in (1 / 2, 1 / 3, 1 / 6):
+        ledger.charge({0: order(std_for(share * WORTH * (1 - 1e-9), 10))})
+    with pytest.raises(BudgetRefused):
+        ledger.charge({0: order(std_for(1e-6 * WORTH, 10))})
+    assert epsilon(ledger) == pytest.approx(8.0, rel=1e-6)
+
+
+def test_gaussian_noise_cannot_be_paid_at_a_delta_of_zero() -> None:
+    with pytest.raises(BudgetRefused, match="0 rounds"):
+        Ledger(promise(Budget(8.0, 0.0)), (10,)).charge({0: order(1000.0)})
+
+
+# Laplace noise.
+
+
+def test_laplace_noise_adds_up_to_a_pure_epsilon() -> None:
+    # 1/10 under a scale of 0.2 is ε = 1/2 a round: a budget of 2 pays for four.
+    ledger = Ledger(promise(Budget(2.0, 0.0)), (10,))
+    for _ in range(4):
+        ledger.charge({0: laplace(0.2)})
+    assert epsilon(ledger) == 2.0
+    with pytest.raises(BudgetRefused, match="4 rounds"):
+        ledger.charge({0: laplace(0.2)})
+
+
+def test_at_a_positive_delta_laplace_noise_is_counted_by_its_losses() -> None:
+    # ε = 1/100 a round and a budget of 1: a hundred rounds in pure ε, and more where δ pays for the tail.
+    ledger = Ledger(promise(Budget(1.0, 1e-5)), (10,))
+    rounds = charge_to_the_end(ledger, laplace(10.0))
+    ((mechanism, times),) = ledger.books.spent(ledger.run)[0].items()
+    assert (mechanism.noise, mechanism.multiplier, times) == ("laplace", pytest.approx(100.0), rounds)
+    assert rounds > 300
+    assert tight({mechanism: rounds}, 1e-5) <= 1.0 < tight({mechanism: rounds + 1}, 1e-5)
+
+
+def test_adaptive_laplace_noise_is_paid_in_pure_epsilon_or_gaussian_dp_and_never_both() -> None:
+    budget = Budget(1.0, 1e-5)
+    ledger = Ledger(promise(budget, noise="adaptive"), (10,))
+    ledger.charge({0: laplace(0.4)})  # ε = 1/4
+    ledger.charge({0: laplace(0.2)})  # ε = 1/2
+    with pytest.raises(BudgetRefused):
+        ledger.charge({0: laplace(0.39)})
+    assert list(ledger.charge({0: laplace(0.4)})) == [0]
+    assert epsilon(ledger) <= 1.0
+
+
+# Sampled batches.
+
+SAMPLED = {"batch": Poisson(0.015), "noise_on": "step"}
+SAMPLING = {"unit": "record", "neighbours": "add-remove"}
+
+
+def test_sampled_noise_that_was_fixed_is_counted_by_its_losses() -> None:
+    # At σ/C = 1.1, q = 0.015 and δ = 1e-5, 422 steps are within ε = 1.55 and 423 are not.
+    ledger = Ledger(promise(Budget(1.55, 1e-5), **SAMPLING), (1000,))
+    for _ in range(422):
+        ledger.charge({0: order(1.1, **SAMPLED)})
+    with pytest.raises(BudgetRefused, match="422 rounds"):
+        ledger.charge({0: order(1.1, **SAMPLED)})
+    ((mechanism, steps),) = ledger.books.spent(ledger.run)[0].items()
+    assert (mechanism.multiplier, mechanism.sampling_rate, steps) == (pytest.approx(1.1), 0.015, 422)
+    assert epsilon(ledger) <= 1.55
+
+
+def test_every_noised_step_of_a_round_is_counted() -> None:
+    # 422 steps are 84 rounds of five; two more steps would fit, a round does not.
+    ledger = Ledger(promise(Budget(1.55, 1e-5), **SAMPLING), (1000,))
+    for _ in range(84):
+        ledger.charge({0: order(2.2, **SAMPLED, clip=RecordClip(2.0), steps=5)})
+    with pytest.raises(BudgetRefused, match="84 rounds"):
+        ledger.charge({0: order(2.2, **SAMPLED, clip=RecordClip(2.0), steps=5)})
+
+
+@pytest.mark.parametrize("other", [{"std": 1.0}, {"std": 1.1, "batch": Poisson(0.016)}, {"std": 1.1, "batch": None}])
+def test_sampled_noise_that_was_fixed_may_not_shrink_and_its_batches_may_not_change(other: dict[str, Any]) -> None:
+    ledger = Ledger(promise(Budget(1.55, 1e-5), **SAMPLING), (1000,))
+    ledger.charge({0: order(1.1, **SAMPLED)})
+    changed = {key: value for key, value in (SAMPLED | other).items() if value is not None}
+    with pytest.raises(
+        BadInput, match=r"must stay gaussian of multiplier 1\.1 at rate 0\.015.*promise noise='adaptive'"
+    ):
+        ledger.charge({0: order(changed.pop("std"), **changed)})
+    assert replies(ledger) == {0: 1}
+
+
+def test_plain_noise_may_not_turn_into_sampled_noise() -> None:
+    ledger = Ledger(promise(GRANTED, **SAMPLING), (1000,))
+    ledger.charge({0: order(4.0, noise_on="step")})
+    with pytest.raises(BadInput, match=r"must be on all records, was gaussian of multiplier 4 at rate 0\.015"):
+        ledger.charge({0: order(4.0, **SAMPLED)})
+    assert replies(ledger) == {0: 1}
+
+
+def test_adaptive_sampled_noise_never_costs_more_than_the_budget() -> None:
+    ledger = Ledger(promise(Budget(4.0, 1e-5), **SAMPLING, noise="adaptive"), (1000,))
+    pairs = product((1.1, 1.6), (0.015, 0.03))
+    charge_to_the_end(ledger, *(order(std, batch=Poisson(q), noise_on="step", steps=20) for std, q in pairs))
+    assert len(ledger.books.spent(ledger.run)[0]) == 4
+    assert 2.0 < epsilon(ledger) <= 4.0  # a filter costs something, but not half
+
+
+def test_what_may_change_pays_for_less_than_what_was_fixed() -> None:
+    def rounds(noise: str) -> int:
+        ledger = Ledger(promise(Budget(4.0, 1e-5), **SAMPLING, noise=noise), (1000,))
+        return charge_to_the_end(ledger, order(1.1, **SAMPLED, steps=100))
+
+    fixed = rounds("fixed")
+    assert fixed / 2 < rounds("adaptive") < fixed
+
+
+# A promise against an eavesdropper.
+
+
+@pytest.mark.parametrize("noise", ["fixed", "adaptive"])
+def test_against_the_uplink_any_number_of_rounds_is_paid_at_noise_for_a_few(noise: str) -> None:
+    quarter = order(std_for(WORTH / 4.001, 10))
+    ledger = Ledger(promise(GRANTED, against=("uplink",), exposures=4, noise=noise), (10,))
+    for _ in range(50):
+        assert list(ledger.charge({0: quarter})) == [0]
+    overheard = ledger.books.spent(ledger.run, exposures=4)[0]
+    assert 7.99 < tight(overheard, 1e-3) <= 8.0
+    assert epsilon(ledger) > 8.0  # the server, which is not promised anything, saw all of them
+    with pytest.raises(BudgetRefused):
+        ledger.charge({0: order(std_for(WORTH / 3.999, 10))})
+
+
+def test_sampled_noise_against_the_uplink_is_counted_for_as_many_uploads_as_are_heard() -> None:
+    # 422 steps are within the budget (see above): 211 uploads of two steps are, and 212 are not.
+    two = order(1.1, **SAMPLED, steps=2)
+    for exposures, refused in ((211, False), (212, True)):
+        overheard = promise(Budget(1.55, 1e-5), **SAMPLING, against=("uplink",), exposures=exposures)
+        ledger = Ledger(overheard, (1000,))
+        if refused:
+            with pytest.raises(BudgetRefused):
+                ledger.charge({0: two})
+        else:
+            assert [list(ledger.charge({0: two})) for _ in range(5)] == [[0]] * 5
+
+
+@pytest.mark.parametrize("against", [("server",), ("server", "uplink")])
+def test_a_promise_against_the_server_counts_every_upload(against: tuple[str, ...]) -> None:
+    quarter = order(std_for(WORTH / 4.001, 10))
+    ledger = Ledger(promise(GRANTED, against=against, exposures=2), (10,))
+    for _ in range(4):
+        ledger.charge({0: quarter})
+    with pytest.raises(BudgetRefused):
+        ledger.charge({0: quarter})
+
+
+# What cannot be priced.
 
 
 @pytest.mark.parametrize(
     ("unpriced", "reason"),
     [
-        (order(1.0, noise=Laplace(1.0), clip=RecordClip(1.0, 1)), "Laplace"),
-        (order(1.0, batch=Poisson(0.1)), "Poisson-sampled batches"),
         (order(1.0, noise=None), "noise must be set where privacy is promised, was None"),
         (order(1.0, clip=None), "clip must be set where privacy is promised, was None"),
+        (order(1.0, noise=Laplace(1.0)), "clip must be in the L1 norm for an L1 sensitivity"),
     ],
 )
 @pytest.mark.parametrize("calibration", ["tight", "paper"])
@@ -129,47 +406,214 @@ def test_what_cannot_be_priced_is_refused_in_a_sentence(unpriced: Order, reason:
     ledger = Ledger(promise(GRANTED, calibration=calibration), (10,))
     with pytest.raises(BadInput, match=reason):
         ledger.charge({0: unpriced})
-    assert ledger.spent.tolist() == [0.0]
-    assert ledger.replies.tolist() == [0]
+    assert spent(ledger) == replies(ledger) == {}
 
 
 def test_an_order_that_cannot_be_priced_leaves_everybodys_books_alone() -> None:
     ledger = Ledger(promise(GRANTED, GRANTED), (10, 10))
     with pytest.raises(BadInput):
         ledger.charge({0: order(1.0), 1: order(1.0, noise=None)})
-    assert ledger.spent.tolist() == [0.0, 0.0]
-    assert ledger.replies.tolist() == [0, 0]
+    assert spent(ledger) == replies(ledger) == {}
+
+
+def test_a_client_whose_noise_changed_leaves_everybodys_books_alone() -> None:
+    budget = Budget(1.55, 1e-5)
+    ledger = Ledger(promise(budget, budget, **SAMPLING), (1000, 1000))
+    ledger.charge(dict.fromkeys((0, 1), order(1.1, **SAMPLED)))
+    with pytest.raises(BadInput, match="must stay"):
+        ledger.charge({0: order(1.1, **SAMPLED), 1: order(1.0, **SAMPLED)})
+    assert replies(ledger) == {0: 1, 1: 1}
+
+
+# Where nothing is limited.
 
 
 def test_the_papers_calibration_is_recorded_and_not_limited() -> None:
     ledger = Ledger(promise(GRANTED, calibration="paper"), (10,))
     for _ in range(3):
         ledger.charge({0: order(std_for(WORTH, 10))})
-    assert ledger.spent.tolist() == pytest.approx([3 * WORTH])
-    assert float(ledger.epsilon()[0]) > 8.0
+    assert spent(ledger) == pytest.approx({0: 3 * WORTH})
+    assert epsilon(ledger) > 8.0
 
 
 def test_without_a_promise_nothing_is_charged_and_nothing_is_protected() -> None:
     ledger = Ledger(None, (10, 20))
     plain = Order(steps=5, learning_rate=0.5, batch=Poisson(0.5))
     assert ledger.charge({1: plain}) == {1: Charged(plain, 20)}
-    assert ledger.spent.tolist() == [0.0, 0.0]
-    assert ledger.epsilon().tolist() == [math.inf, math.inf]
-
-
-def test_each_clients_epsilon_is_at_its_own_delta() -> None:
-    ledger = Ledger(promise(Budget(50.0, 1e-2), Budget(50.0, 1e-9)), (10, 10))
-    ledger.charge({0: order(0.1), 1: order(0.1)})  # both at μ = 1
-    loose, strict = ledger.epsilon()
-    assert loose < strict
-    # A release with μ = 1 is (4.378, 1e-5)-DP; a larger δ costs less, a smaller one more.
-    assert loose < 4.378 < strict
+    assert spent(ledger) == {}
+    assert replies(ledger) == {1: 1}
+    assert ledger.books.unprotected(ledger.run) == {1}  # client 0 has uploaded nothing yet
 
 
 def test_clients_that_answered_nothing_have_spent_nothing() -> None:
-    assert Ledger(promise(GRANTED, GRANTED), (10, 10)).epsilon().tolist() == [0.0, 0.0]
+    ledger = Ledger(promise(GRANTED, GRANTED), (10, 10))
+    assert spent(ledger) == replies(ledger) == {}
 
 
-def test_a_client_gradient_costs_the_same_whatever_the_number_of_records() -> None:
-    clipped = order(2.0, clip=ClientClip(1.0))  # Δ = 2ηC = 1
-    assert price_of(clipped, 10, promise(GRANTED)) == price_of(clipped, 1000, promise(GRANTED)) == pytest.approx(0.25)
+# What is on disk, and when.
+
+
+def test_a_charge_is_on_disk_when_the_orders_are_handed_out(tmp_path: Path) -> None:
+    ledger = Ledger(promise(GRANTED, GRANTED), (10, 20), books=Books(tmp_path / "l.sqlite"))
+    for rounds in (1, 2):
+        ledger.charge({0: order(0.2), 1: order(0.2)})
+        read = Books(tmp_path / "l.sqlite")
+        assert read.replies(read.run(ledger.run.name)) == {0: rounds, 1: rounds}
+        assert read.spent(read.run(ledger.run.name)) == ledger.books.spent(ledger.run)
+        read.close()
+
+
+@pytest.mark.parametrize("problem", [sqlite3.OperationalError("disk is full"), KeyboardInterrupt()])
+def test_a_round_that_was_not_written_was_not_charged_and_may_be_charged_again(
+    problem: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(promise(GRANTED), (10,))
+    half = order(std_for(0.4 * WORTH, 10))
+
+    def fail(*_: object) -> None:
+        raise problem
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ledger.books, "add_charges", fail)
+        with pytest.raises((BadInput, KeyboardInterrupt)):
+            ledger.charge({0: half})
+    assert spent(ledger) == {}
+    ledger.charge({0: order(std_for(0.5 * WORTH, 10))})  # takes the number that the failed one would have had
+    ledger.charge({0: half})
+    assert spent(ledger) == pytest.approx({0: 0.9 * WORTH})
+    assert ledger.books.rounds(ledger.run) == 2
+
+
+def test_what_was_weighed_is_noted_with_its_own_round(tmp_path: Path) -> None:
+    # In round 1 both clients count by half, so each moves the model by Δ/2 under √(σ²/4 + σ²/4); in round 2 client 1 is
+    # alone. Δ = 0.1 and σ = 0.2: μ² = 0.05²/0.02 = 1/8 and 1/4.
+    ledger = Ledger(promise(GRANTED, GRANTED), (10, 10))
+    ledger.charge({0: order(0.2), 1: order(0.2)})
+    ledger.broadcast({0: 0.5, 1: 0.5})
+    ledger.charge({1: order(0.2)})
+    ledger.broadcast({1: 1.0})
+    released = ledger.books.released(ledger.run)
+    assert {client: n * one.mu_squared for client, seen in released.items() for one, n in seen.items()} == (
+        pytest.approx({0: 1 / 8, 1: 3 / 8}, rel=1e-5)
+    )
+
+
+def test_the_servers_own_noise_is_noted() -> None:
+    # Δ = 0.1 under √(0.2² + 0.1²): μ² = 0.01/0.05.
+    ledger = Ledger(promise(GRANTED), (10,))
+    ledger.charge({0: order(0.2)})
+    ledger.broadcast({0: 1.0}, noise_std=0.1)
+    ((one, times),) = ledger.books.released(ledger.run)[0].items()
+    assert times * one.mu_squared == pytest.approx(1 / 5, rel=1e-5)
+
+
+# Limits over many runs of one ledger.
+
+
+def limited(*grants: Grant) -> Books:
+    books = Books()
+    for one in grants:
+        books.grant(one)
+    return books
+
+
+def grant(epsilon: float, client: int | None = None, **changes: Any) -> Grant:
+    usual = {"unit": "record", "neighbours": "replace", "currency": "plain"}
+    return Grant(client, Budget(epsilon, 1e-3), **usual | changes)
+
+
+def test_a_grant_limits_all_runs_together() -> None:
+    # Each run is promised what a third of the grant's μ² is worth: three runs fit, and a fourth may not begin.
+    books = limited(grant(8.0))
+    third = promise(Budget(tight({Mechanism("gaussian", 1 / math.sqrt(WORTH / 3.001)): 1}, 1e-3), 1e-3))
+    for _ in range(3):
+        Ledger(third, (10,), books=books).charge({0: order(std_for(WORTH / 3.002, 10))})
+    with pytest.raises(BudgetRefused, match=r"grant of client 0 .*leaves ε = .* at δ = 0.001"):
+        Ledger(third, (10,), books=books)
+    assert tight(books.spent(*books.runs())[0], 1e-3) <= 8.0
+
+
+def test_runs_that_take_turns_see_each_others_charges_and_their_own_once() -> None:
+    books = limited(grant(8.0))
+    tenth = order(std_for(WORTH / 10.001, 10))
+    first, second = (Ledger(promise(GRANTED), (10,), books=books) for _ in range(2))
+    for ledger in [first, second, second, first, first] * 2:
+        ledger.charge({0: tenth})
+    for ledger in (first, second):
+        with pytest.raises(BudgetRefused):
+            ledger.charge({0: tenth})
+    assert tight(books.spent(*books.runs())[0], 1e-3) == pytest.approx(8.0, rel=1e-3)
+
+
+def test_a_client_without_anything_left_sits_out_and_the_others_go_on() -> None:
+    books = limited(grant(80.0), grant(8.0, client=1))
+    dear = order(std_for(0.6 * WORTH, 10))
+    first, second = (Ledger(promise(GRANTED, GRANTED), (10, 10), books=books) for _ in range(2))
+    assert sorted(first.charge({0: dear, 1: dear})) == [0, 1]
+    assert sorted(second.charge({0: dear, 1: dear})) == [0]
+
+
+def test_a_papers_calibration_is_limited_by_a_grant() -> None:
+    books = limited(grant(8.0))
+    ledger = Ledger(promise(Budget(1.0, 1e-3), calibration="paper"), (10,), books=books)
+    ledger.charge({0: order(std_for(0.9 * WORTH, 10))})  # more than it was promised, and within the grant
+    with pytest.raises(BudgetRefused):
+        ledger.charge({0: order(std_for(0.2 * WORTH, 10))})
+
+
+def test_what_is_overheard_of_one_run_is_charged_in_full_to_a_grant() -> None:
+    books = limited(grant(8.0))
+    ledger = Ledger(promise(GRANTED, against=("uplink",), exposures=1), (10,), books=books)
+    ledger.charge({0: order(std_for(0.6 * WORTH, 10))})
+    with pytest.raises(BudgetRefused):
+        ledger.charge({0: order(std_for(0.6 * WORTH, 10))})
+
+
+def test_sampled_noise_needs_a_grant_in_renyi_currency() -> None:
+    sampled = promise(Budget(1.55, 1e-3), **SAMPLING)
+    plain = Ledger(sampled, (1000,), books=limited(grant(8.0, neighbours="add-remove")))
+    with pytest.raises(BadInput, match="grant the ledger's budget with --currency renyi"):
+        plain.charge({0: order(1.1, **SAMPLED)})
+    books = limited(grant(1.6, neighbours="add-remove", currency="renyi"))
+    for _ in range(2):
+        charge_to_the_end(Ledger(sampled, (1000,), books=books), order(1.1, **SAMPLED, steps=100))
+    assert 0.5 < tight(books.spent(*books.runs())[0], 1e-3) <= 1.6
+
+
+@pytest.mark.parametrize(
+    ("given", "promised", "reason"),
+    [
+        (grant(8.0), None, "system must be a private one with the ledger"),
+        (grant(8.0), promise(GRANTED, GRANTED, unit="client"), r"must limit what is promised here \(client, replace\)"),
+        (grant(8.0), promise(GRANTED, GRANTED, **SAMPLING), "but .* holds record/replace; use a ledger for each kind"),
+        (grant(8.0, client=0), promise(GRANTED, GRANTED), "client 1 must have a grant.*--client 1"),
+    ],
+)
+def test_a_limited_ledger_refuses_what_it_cannot_limit(given: Grant, promised: Promise | None, reason: str) -> None:
+    books = limited(given)
+    with pytest.raises(BadInput, match=reason):
+        Ledger(promised, (10, 10), books=books)
+    assert books.runs() == []
+
+
+def test_a_limit_is_refused_where_somebody_has_uploaded_without_noise_already() -> None:
+    books = Books()
+    Ledger(None, (10, 10), books=books).charge({1: Order(steps=1, learning_rate=0.5)})
+    books.grant(grant(8.0))
+    with pytest.raises(BadInput, match="client 1 has uploaded without noise"):
+        Ledger(promise(GRANTED, GRANTED), (10, 10), books=books)
+
+
+def test_a_limit_is_refused_where_another_kind_of_promise_was_charged_already() -> None:
+    books = Books()
+    Ledger(promise(GRANTED, unit="client"), (10,), books=books).charge({0: order(20.0)})
+    books.grant(grant(8.0))
+    with pytest.raises(BadInput, match="holds client/replace, record/replace; use a ledger for each kind"):
+        Ledger(promise(GRANTED), (10,), books=books)
+
+
+def test_a_ledger_without_limits_takes_every_kind_of_run() -> None:
+    books = Books()
+    for promised in (None, promise(GRANTED), promise(GRANTED, unit="client")):
+        Ledger(promised, (10,), books=books).charge({0: order(20.0)})
+    assert [len(books.spent(run)) for run in books.runs()] == [0, 1, 1]

@@ -13,6 +13,7 @@ from dpfl.errors import BadInput
 from dpfl.federation import Records, Schedule
 from dpfl.models import Model, build
 from dpfl.orders import Full, Order, Poisson
+from dpfl.privacy.certificate import certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
 from dpfl.streams import Streams
@@ -32,13 +33,15 @@ def model() -> Model:
     return build("softmax", shape=(5,), classes=3, rng=Streams(1).generator("model"))
 
 
-def trained(system: System, rounds: int, clients: tuple[Records, ...] | None = None) -> Tensor:
+def trained(
+    system: System, rounds: int, clients: tuple[Records, ...] | None = None, *, ledger: Ledger | None = None
+) -> Tensor:
     """Play some rounds and return the weights."""
     clients, learner, streams = clients or federation(), model(), Streams(2)
     sizes = tuple(len(records) for records in clients)
     problem = Problem(sizes, learner.dim, Schedule(system.cohorts(len(sizes)), streams))
     state = system.begin(problem, learner.weights())
-    ledger = Ledger(system.promise(len(sizes)), sizes)
+    ledger = ledger or Ledger(system.promise(len(sizes)), sizes)
     performers = ReferenceClients(learner, clients, streams)
     for _ in range(rounds):
         state, _ = play(system, state, ledger=ledger, clients=performers, model=learner, validation=clients[0])
@@ -91,6 +94,19 @@ def test_a_cohort_averages_over_those_who_answered() -> None:
     (chosen,) = Schedule(system.cohorts(3), Streams(2)).cohort(1)
     alone = trained(FedSGD(lr=0.7), 1, federation()[chosen : chosen + 1])
     torch.testing.assert_close(trained(system, 1), alone, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("system", [FedAvg(), FedProx(), FedSGD(), FedAvg(cohort=2)])
+def test_every_upload_is_noted_as_one_without_noise(system: System) -> None:
+    ledger = Ledger(None, SIZES, system=system.name)
+    trained(system, 3, ledger=ledger)
+    replies = ledger.books.replies(ledger.run)
+    assert sum(replies.values()) == 3 * (system.cohort or 3)
+    assert ledger.books.unprotected(ledger.run) == set(replies)
+    assert ledger.books.spent(ledger.run) == {}
+    certificate = certify(ledger.books, ledger.run)
+    assert (certificate.rounds, certificate.claimed) == (3, None)
+    assert certificate.observers["server"].epsilon is None
 
 
 def state_of(system: System) -> object:

@@ -10,6 +10,8 @@ import torch
 from dpfl.errors import BadInput
 from dpfl.federation import Everyone, RandomK, Schedule
 from dpfl.orders import Gaussian, Order, RecordClip
+from dpfl.privacy.budget import Budget
+from dpfl.privacy.certificate import certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
 from dpfl.systems import UDP, Feedback, Problem, State
@@ -79,12 +81,13 @@ def test_exact_noise_spends_each_budget_and_no_more(seed: int) -> None:
     ledger = Ledger(system.promise(12), sizes)
     for orders in all_orders(system, begin(system, sizes, seed)):
         assert sorted(ledger.charge(orders)) == sorted(orders)  # nobody is ever refused
-    assert ledger.replies.sum() == 40 * 3
-    for replies, spent, granted in zip(ledger.replies, ledger.epsilon(), epsilon, strict=True):
-        if replies:
-            assert granted * (1 - 1e-3) <= spent <= granted
+    lines = certify(ledger.books, ledger.run).spending
+    assert sum(line.replies for line in lines) == 40 * 3
+    for line, granted in zip(lines, epsilon, strict=True):
+        if line.replies:
+            assert granted * (1 - 1e-3) <= line.server_epsilon <= granted
         else:
-            assert spent == 0
+            assert line.server_epsilon == 0
 
 
 def test_one_round_more_than_planned_is_refused() -> None:
@@ -120,7 +123,33 @@ def test_the_promise_is_for_one_record_replaced() -> None:
     promise = UDP(epsilon=(1.0, 2.0), delta=1e-4).promise(2)
     assert (promise.unit, promise.neighbours, promise.calibration) == ("record", "replace", "tight")
     assert [(budget.epsilon, budget.delta) for budget in promise.budgets] == [(1.0, 1e-4), (2.0, 1e-4)]
-    assert promise.uncounted == ()
+    assert promise.uncounted == promise.cautions == ()
+    assert (promise.against, promise.exposures) == (("server",), None)
+    assert (promise.noise, promise.claimed_sensitivity) == ("fixed", 1.0)
+    assert UDP(calibration="paper").promise(2).calibration == "paper"
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "cautioned"),
+    [
+        # Equation (10) is really worth 6.75, 7.27 and 8.35 there: safe up to ε = 6.97 at δ = 1e-3.
+        (6.8, 1e-3, None),
+        (7.2, 1e-3, Budget(7.2, 1e-3)),
+        (8.0, 1e-3, Budget(8.0, 1e-3)),
+        # The budget that is broken worst is named: 30.32 for 20, where the larger 21 at δ = 1e-9 is worth 24.32.
+        ((8.0, 20.0, 1.0), 1e-3, Budget(20.0, 1e-3)),
+        ((21.0, 20.0), (1e-9, 1e-3), Budget(20.0, 1e-3)),
+    ],
+)
+def test_the_papers_formula_is_cautioned_where_it_breaks_its_own_promise(
+    epsilon: float | tuple[float, ...], delta: float | tuple[float, ...], cautioned: Budget | None
+) -> None:
+    clients = len(epsilon) if isinstance(epsilon, tuple) else 1
+    said = UDP(epsilon=epsilon, delta=delta, calibration="paper").promise(clients).cautions
+    assert len(said) == (cautioned is not None)
+    if cautioned is not None:
+        assert f"was {cautioned.epsilon:g} at δ = {cautioned.delta:g}" in said[0]
+    assert UDP(epsilon=epsilon, delta=delta).promise(clients).cautions == ()  # exact noise keeps every promise
 
 
 def test_the_cohort_is_drawn_at_random_or_is_everyone() -> None:
@@ -136,7 +165,8 @@ def test_the_cohort_is_drawn_at_random_or_is_everyone() -> None:
         ({"epsilon": -1.0}, "epsilon"),
         ({"epsilon": math.inf}, "epsilon"),
         ({"epsilon": (8.0, 0.0)}, "epsilon"),
-        ({"delta": 0.0}, "delta"),
+        ({"delta": 0.0}, "delta"),  # Gaussian noise is never purely private
+        ({"delta": (1e-3, 0.0)}, "delta"),
         ({"delta": 1.0}, "delta"),
         ({"delta": (1e-3, -1e-3)}, "delta"),
         ({"clip": 0.0}, "clip"),
