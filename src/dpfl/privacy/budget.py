@@ -116,7 +116,7 @@ def cautions(promise: Promise, sizes: Sequence[int]) -> tuple[str, ...]:
     if not loose:
         return promise.cautions
     first = loose[0]
-    others = "" if len(loose) == 1 else f" and {len(loose) - 1} more"
+    others = "" if len(loose) == 1 else f" and {len(loose) - 1} other{'s' if len(loose) > 2 else ''}"
     return (
         *promise.cautions,
         f"delta should be well below one in a client's number of records, was {promise.budgets[first].delta:g} for"

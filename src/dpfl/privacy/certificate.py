@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Context
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ _PROTECTED = {
     ("client", "add-remove"): "all records of one client (added or removed)",
 }
 
+_WIDTH = 120
 _BASES = {"server": "the clipping performed", "uplink": "the same, overheard", "released": "the same, no collusion"}
 
 
@@ -233,37 +233,36 @@ def text(certificate: dict[str, Any]) -> str:
 
 
 def _table(certificate: dict[str, Any]) -> list[str]:
-    """Print one row an observer, the columns as wide as they have to be."""
+    """Print a row for each observer; one that would be too long goes on in the next line."""
     spending, observers = certificate["spending"], certificate["observers"]
-    promised = (
-        f"ε = {_range(spending, 'claimed_epsilon', '{:g}'.format)}, δ = {_range(spending, 'delta', '{:g}'.format)}"
-    )
+    budget = [f"ε = {_range(spending, 'claimed_epsilon', '{:g}'.format)},",
+              f"δ = {_range(spending, 'delta', '{:g}'.format)}"]  # fmt: skip
     names = {"server": "the server", "uplink": f"{certificate['exposures']} uploads", "released": "released models"}
-    rows = [("against", "promised", "really spent", "from")]
+    rows = [("against", ["promised"], ["really spent"], "from")]
     for observer, seen in observers.items():
-        spent = f"ε ≤ {_range(spending, f'{observer}_epsilon', rounded_up)}"
+        spent = [f"ε ≤ {_range(spending, f'{observer}_epsilon', rounded_up)}"]
         is_promised = observer in certificate["against"]
-        verdict = f"   {_verdict(spending, observer)}" if is_promised else ""
         alike = observer != "server" and seen["epsilon"] == observers["server"]["epsilon"]
-        basis = "no more than the server" if alike else _BASES[observer]
-        rows.append((f"  {names[observer]}", promised if is_promised else "–", spent + verdict, basis))
+        basis = "no more than the server sees" if alike else _BASES[observer]
+        verdict = [f"  {_verdict(spending, observer)}"] if is_promised else []
+        rows.append((f"  {names[observer]}", budget if is_promised else ["–"], spent + verdict, basis))
         if seen["claimed_basis"] is not None:
             believed = f"ε ≤ {rounded_up(seen['claimed_epsilon'])}"
-            rows.append(("", "", believed, "the sensitivity claimed"))
-    widths = [min(most, max(len(row[column]) for row in rows) + 3) for column, most in ((1, 31), (2, 42), (3, 26))]
-    return [line for row in rows for line in _folded(row, widths)]
+            rows.append(("", [""], [believed], "the paper's sensitivity, claimed"))
+    short = [(name, [" ".join(promised)], [" ".join(spent)], basis) for name, promised, spent, basis in rows]
+    lines = _aligned(short)
+    return lines if max(map(len, lines)) <= _WIDTH else _aligned(rows)
 
 
-def _folded(row: tuple[str, ...], widths: Sequence[int]) -> list[str]:
-    """Print one row, each of its cells over as many lines as it needs."""
-    columns = [textwrap.wrap(cell, width - 1) for cell, width in zip(row[1:], widths, strict=True)]
-    lines = zip_longest(*columns, fillvalue="")
-    return [
-        _line(
-            row[0] if place == 0 else "", "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
-        )
-        for place, cells in enumerate(lines)
-    ]
+def _aligned(rows: Sequence[tuple[str, list[str], list[str], str]]) -> list[str]:
+    """Print rows in columns, what follows in a cell below its first line and as long as it likes."""
+    second, third = (max(len(row[column][0]) for row in rows) + 3 for column in (1, 2))
+    lines = []
+    for name, promised, spent, basis in rows:
+        lines.append(_line(name, f"{promised[0]:<{second}}{spent[0]:<{third}}{basis}"))
+        if len(promised) > 1 or len(spent) > 1:
+            lines.append(_line("", f"{' '.join(promised[1:]):<{second}}{' '.join(spent[1:])}"))
+    return lines
 
 
 def _verdict(spending: Sequence[dict[str, Any]], observer: str) -> str:

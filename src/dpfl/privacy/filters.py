@@ -130,22 +130,26 @@ class RenyiFilter:
 
 
 class OverheardFilter:
-    """For an eavesdropper on at most L uploads: any L stay within the budget, because all are alike and L fit."""
+    """For an eavesdropper on at most L uploads: any L stay within the budget where L like the least noised one do.
 
-    def __init__(self, whole: Filter, exposures: int, mechanism: Mechanism, count: int) -> None:
-        """Take a filter of the whole budget, which will not be paid from, and the first upload."""
-        self.mechanism, self.count = mechanism, count
-        self._fits = whole.affords(mechanism, exposures * count)
+    That holds in one currency, so all uploads must be of one kind and differ in the size of their noise at most.
+    """
+
+    def __init__(self, whole: Filter, exposures: int) -> None:
+        """Take a filter of the whole budget, which will not be paid from."""
+        self.whole, self.exposures = whole, exposures
+        self._kind: tuple[Mechanism, int] | None = None
 
     def affords(self, mechanism: Mechanism, count: int) -> bool:
-        """Say whether L uploads like the first one fit; refuse what is not like it."""
-        _require_agreed(self.mechanism, mechanism)
-        if count > self.count:
+        """Ask for L uploads like this one; refuse one of another kind."""
+        kind = (replace(mechanism, multiplier=1.0), count)
+        self._kind = self._kind or kind
+        if kind != self._kind:
             raise BadInput(
-                f"an upload that may be overheard must hold at most {self.count} releases, as the first one, was"
-                f" {count}; promise against the server to let it change"
+                "uploads that may be overheard must be all of one kind (noise, sampling rate, number of releases), but"
+                f" {_described(mechanism)}, {count} a round, is not that of the first; promise against the server"
             )
-        return self._fits
+        return self.whole.affords(mechanism, self.exposures * count)
 
     def pay(self, mechanism: Mechanism, count: int) -> None:
         """Keep no count: which uploads will be overheard is not known."""

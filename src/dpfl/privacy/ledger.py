@@ -130,24 +130,23 @@ class Ledger:
 
     def _affords(self, client: int, release: Release) -> bool:
         if client not in self._filters:
-            self._filters[client] = self._filter(client, release)
+            self._filters[client] = self._filter(client, release.mechanism)
         return _affords(self._filters[client], release)
 
-    def _filter(self, client: int, first: Release) -> Filter:
+    def _filter(self, client: int, first: Mechanism) -> Filter:
         """Fix the client's filter by the first release it is asked for, before anything of it is out."""
         assert self.promise is not None
         if self.promise.calibration == "paper":
             return Unlimited()  # the client agreed to a paper's formula: its true price is recorded, not limited
         budget, adaptive = self.promise.budgets[client], self.promise.noise == "adaptive"
-        mechanism = first.mechanism
         whole: Filter
-        if mechanism.plain and (mechanism.noise == "gaussian" or adaptive or budget.delta == 0):
+        if first.plain and (first.noise == "gaussian" or adaptive or budget.delta == 0):
             whole = PlainFilter(budget, self._worth[client])
         else:
-            whole = RenyiFilter(budget, mechanism) if adaptive else CountFilter(budget, mechanism)
+            whole = RenyiFilter(budget, first) if adaptive else CountFilter(budget, first)
         if "server" in self.promise.against or self.promise.exposures is None:
             return whole
-        return OverheardFilter(whole, self.promise.exposures, mechanism, first.count)
+        return OverheardFilter(whole, self.promise.exposures)
 
     @cached_property
     def _worth(self) -> list[float]:

@@ -29,8 +29,8 @@ def epsilon(spent: Spent, delta: float) -> float:
     return float(dp_accounting().rdp.compute_epsilon(ORDERS, total, delta)[0])
 
 
-def allowances(budget: Budget, orders: tuple[float, ...], shares: Array) -> Array:
-    """Return for each order the Rényi divergence up to which (ε, δ)-DP holds with its share of δ; −∞ for δ = 0.
+def allowances(budget: Budget, orders: tuple[float, ...], shares: Array | float = 1.0) -> Array:
+    """Return for each order the Rényi divergence up to which (ε, δ)-DP holds, with its share of δ; −∞ for δ = 0.
 
     Turns ε = ε(α) + ln(1 − 1/α) − ln(δα)/(α − 1) around (Canonne, Kamath and Steinke, 2020, Proposition 12).
     """

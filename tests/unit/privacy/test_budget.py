@@ -156,7 +156,7 @@ def test_a_delta_of_one_in_the_number_of_records_is_cautioned() -> None:
 def test_the_first_such_client_is_named_and_the_others_are_counted() -> None:
     granted = [Budget(8.0, delta) for delta in (1e-5, 0.1, 1e-5, 0.2, 1e-5, 0.3)]
     (said,) = cautions(promise(*granted), (50, 10, 50, 5, 50, 4))  # 0.1 ≥ 1/10, 0.2 ≥ 1/5, 0.3 ≥ 1/4
-    assert "was 0.1 for 10 records of client 1 and 2 other clients:" in said
+    assert "was 0.1 for 10 records of client 1 and 2 others:" in said
 
 
 def test_what_the_system_has_to_say_comes_first() -> None:

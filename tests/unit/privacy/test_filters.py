@@ -87,7 +87,7 @@ def test_a_purely_private_past_is_not_held_to_gaussian_dp() -> None:
     assert laplace(1 / 0.9).mu_squared > purse.mu_squared
     assert pays(purse, laplace(1 / 0.9))
     assert pays(purse, laplace(10.0001))
-    assert not pays(purse, laplace(1e6))
+    assert not pays(purse, laplace(1e4))
 
 
 def test_sampled_gaussian_noise_has_no_place_in_gaussian_dp() -> None:
@@ -214,8 +214,23 @@ def test_any_number_of_uploads_of_which_few_are_heard() -> None:
         assert pays(purse, gaussian(2.0))  # a quarter of the budget
     assert not pays(purse, gaussian(1.99))
     assert pays(purse, gaussian(3.0))
-    assert pays(purse, gaussian(4.0), 4)  # an upload of four noised steps: 4/16
-    assert not pays(purse, gaussian(4.0), 5)
+
+
+def test_an_upload_of_several_steps_costs_as_many() -> None:
+    purse = OverheardFilter(PlainFilter(Budget(1.0, 1e-5), mu_squared=1.0), exposures=4)
+    assert pays(purse, gaussian(4.0), 4)  # 4/16, a quarter of the budget
+    assert not pays(purse, gaussian(3.99), 4)
+
+
+@pytest.mark.parametrize(
+    ("other", "count"), [(laplace(100.0), 1), (gaussian(100.0), 2), (Mechanism("gaussian", 100.0, 0.5), 1)]
+)
+def test_uploads_of_two_kinds_could_each_be_paid_and_not_together(other: Mechanism, count: int) -> None:
+    # Half of the budget in pure ε and half of it in μ² are more than one budget.
+    purse = OverheardFilter(PlainFilter(Budget(1.0, 1e-5), mu_squared=1.0), exposures=2)
+    assert pays(purse, gaussian(2.0))
+    with pytest.raises(BadInput, match="must be all of one kind"):
+        pays(purse, other, count)
 
 
 # No budget.
