@@ -64,6 +64,13 @@ def test_force_refuses_a_folder_that_holds_no_run(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
+def test_force_replaces_a_run_that_was_killed_before_it_wrote_more_than_its_ledger(tmp_path: Path) -> None:
+    (tmp_path / run_folder.LEDGER).write_bytes(b"")
+    run_folder.claim(tmp_path, force=True)
+    with pytest.raises(BadInput, match="out must be a new folder"):
+        run_folder.claim(tmp_path, force=False)
+
+
 @pytest.mark.parametrize("force", [False, True])
 def test_a_file_is_no_folder(tmp_path: Path, force: bool) -> None:
     path = tmp_path / "file"

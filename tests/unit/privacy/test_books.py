@@ -580,3 +580,12 @@ def test_no_file_is_made_in_a_folder_that_may_not_be_written(tmp_path: Path) -> 
     with unwritable(tmp_path), pytest.raises(BadInput, match="ledger must be a file that can be used"):
         Books(tmp_path / "ledger.sqlite")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_kinds_that_read_alike_are_not_taken_for_one(books: Books) -> None:
+    # A rate of 0.1 with 12 releases and one of 0.11 with 2: run together, both would read "gaussian0.112".
+    run = books.open_run(FACTS)
+    first, second = Mechanism("gaussian", 2.0, 0.1), Mechanism("gaussian", 1.9, 0.11)
+    for round, release in enumerate((Release(first, 12), Release(second, 2))):
+        charge(books, run, round, {0: release})
+    assert books.spent(run, exposures=1)[0] == {first: 12, second: 2}

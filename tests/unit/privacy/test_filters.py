@@ -205,6 +205,22 @@ def test_a_purely_private_past_needs_no_order() -> None:
     assert not pays(purse, laplace(1e6))
 
 
+def test_half_of_delta_goes_to_the_order_that_suits_the_first_release() -> None:
+    budget = Budget(1.55, 1e-5)
+    paid = {}
+    for first in (None, SAMPLED):
+        purse, paid[first] = RenyiFilter(budget, first), 0
+        while pays(purse, SAMPLED):
+            paid[first] += 1
+    # Rényi DP with all of δ for the best order would pay for 281 (`dpfl account`).
+    assert 80 < paid[None] < 0.6 * paid[SAMPLED] < 0.6 * 281
+    alpha = np.array(RenyiFilter.ORDERS)
+    purse = RenyiFilter(budget, SAMPLED)
+    deltas = np.exp((alpha - 1) * (purse.allowances - budget.epsilon + np.log1p(-1 / alpha)) - np.log(alpha))
+    assert deltas.sum() == pytest.approx(1e-5)
+    assert deltas.max() == pytest.approx(0.5e-5)
+
+
 # An eavesdropper.
 
 

@@ -517,9 +517,9 @@ def limited(*grants: Grant) -> Books:
     return books
 
 
-def grant(epsilon: float, client: int | None = None, **changes: Any) -> Grant:
+def grant(epsilon: float, client: int | None = None, delta: float = 1e-3, **changes: Any) -> Grant:
     usual = {"unit": "record", "neighbours": "replace", "currency": "plain"}
-    return Grant(client, Budget(epsilon, 1e-3), **usual | changes)
+    return Grant(client, Budget(epsilon, delta), **usual | changes)
 
 
 def test_a_grant_limits_all_runs_together() -> None:
@@ -617,3 +617,67 @@ def test_a_ledger_without_limits_takes_every_kind_of_run() -> None:
     for promised in (None, promise(GRANTED), promise(GRANTED, unit="client")):
         Ledger(promised, (10,), books=books).charge({0: order(20.0)})
     assert [len(books.spent(run)) for run in books.runs()] == [0, 1, 1]
+
+
+# What owners change, and what plans meet exactly.
+
+
+def test_a_grant_that_is_lowered_during_a_run_binds_its_next_round() -> None:
+    books = limited(grant(100.0))
+    ledger = Ledger(promise(GRANTED), (10,), books=books)
+    third = order(std_for(WORTH / 3.001, 10))
+    ledger.charge({0: third})
+    books.grant(grant(float(GRANTED.epsilon) / 2))  # worth less than the two thirds that a second round would make
+    with pytest.raises(BudgetRefused, match=r"what the ledger .* grants"):
+        ledger.charge({0: third})
+    books.grant(grant(100.0))
+    assert list(ledger.charge({0: third})) == [0]
+
+
+def test_a_limit_set_during_a_run_without_privacy_ends_it() -> None:
+    books = Books()
+    ledger = Ledger(None, (10,), books=books)
+    plain = Order(steps=1, learning_rate=0.5)
+    ledger.charge({0: plain})
+    books.grant(grant(1.0))
+    with pytest.raises(BadInput, match="system must be a private one"):
+        ledger.charge({0: plain})
+
+
+def test_a_mistaken_grant_is_mended_by_the_next_one() -> None:
+    books = limited(grant(8.0, unit="client"), grant(8.0))
+    assert list(Ledger(promise(Budget(4.0, 1e-3)), (10,), books=books).charge({0: order(10.0)})) == [0]
+
+
+def test_a_purely_private_run_is_not_held_to_what_is_left_in_gaussian_dp() -> None:
+    # A past ε = 0.5 is more than all of μ²(1, 1e-5); a pure 0.4 still fits into a pure 1.
+    books = limited(grant(1.0, delta=1e-5))
+    Ledger(promise(Budget(0.5, 0.0)), (10,), books=books).charge({0: laplace(0.2)})
+    assert list(Ledger(promise(Budget(0.4, 0.0)), (10,), books=books).charge({0: laplace(0.25)})) == [0]
+    with pytest.raises(BudgetRefused):
+        Ledger(promise(Budget(0.2, 0.0)), (10,), books=books).charge({0: laplace(0.5)})
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-5])
+@pytest.mark.parametrize("rounds", [3, 7, 10, 49])
+def test_a_plan_that_is_exactly_the_budget_is_carried_out_to_its_end(rounds: int, delta: float) -> None:
+    # ε = 0.3 in so many equal parts; in binary fractions their sum may be a little more.
+    scale = rounds / 0.3 * 0.1  # Δ₁ = 1/10
+    ledger = Ledger(promise(Budget(0.3, delta)), (10,))
+    assert charge_to_the_end(ledger, laplace(scale)) >= rounds
+    if delta == 0:
+        with pytest.raises(BudgetRefused):
+            ledger.charge({0: laplace(scale)})
+        assert tight(ledger.books.spent(ledger.run)[0], 0.0) == pytest.approx(0.3, rel=1e-9)
+
+
+def test_the_same_sampled_noise_computed_another_way_is_the_same_noise() -> None:
+    rates = [0.1, 0.3, 0.7, 1.1]  # C/(qn)·η and σ·η/(qn) round differently for each
+    ledger = Ledger(promise(Budget(8.0, 1e-5), neighbours="add-remove"), (1000,))
+    for rate in rates:
+        bound = rate / (0.015 * 1000)
+        ledger.charge({0: order(1.1 * bound, batch=Poisson(0.015), learning_rate=rate)})
+    seen = ledger.books.spent(ledger.run)[0]
+    assert sum(seen.values()) == 4
+    assert max(one.multiplier for one in seen) <= 1.1
+    assert min(one.multiplier for one in seen) >= 1.1 * (1 - 3e-9)
