@@ -180,19 +180,19 @@ def most_steps_fit_and_one_more_does_not(accountant, mechanism, budget):
 
 @pytest.mark.parametrize("mechanisms", by_distribution)
 @examples(4)
-@given(data=st.data(), budget=budgets)
+@given(data=st.data(), budget=small_budgets)
 def test_the_most_steps_fit_and_one_more_does_not(mechanisms, data, budget):
     most_steps_fit_and_one_more_does_not(tight, data.draw(mechanisms), budget)
 
 
 @examples(30)
-@given(mechanism=plain_gaussian, budget=budgets)
+@given(mechanism=plain_gaussian, budget=small_budgets)
 def test_the_most_plain_steps_fit_and_one_more_does_not(mechanism, budget):
     most_steps_fit_and_one_more_does_not(tight, mechanism, budget)
 
 
 @examples(10)
-@given(mechanism=any_mechanism, budget=budgets)
+@given(mechanism=any_mechanism, budget=small_budgets)
 def test_the_most_steps_by_renyi_fit_and_one_more_does_not(mechanism, budget):
     most_steps_fit_and_one_more_does_not(renyi.epsilon, mechanism, budget)
 
@@ -200,13 +200,13 @@ def test_the_most_steps_by_renyi_fit_and_one_more_does_not(mechanism, budget):
 # Other accountants
 
 
-@examples(40)
+@examples(25)
 @given(mechanism=plain_gaussian | sampled_gaussian | fixed_size, steps=steps, delta=deltas)
 def test_renyi_is_never_tighter(mechanism, steps, delta):
     assert tight({mechanism: steps}, delta) <= renyi.epsilon({mechanism: steps}, delta) * (1 + 1e-6)
 
 
-@examples(40)
+@examples(25)
 @given(mechanism=plain_laplace | sampled_laplace, steps=steps, delta=deltas)
 def test_renyi_is_hardly_ever_tighter_for_laplace_noise(mechanism, steps, delta):
     # Rényi DP is almost exact near the pure price, and the grid of the distributions costs up to a thousandth.

@@ -172,7 +172,7 @@ def _is_plain_gaussian(mechanism: Mechanism) -> bool:
     return mechanism.noise == "gaussian" and mechanism.plain
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=24)
 def _loss_distribution(mechanism: Mechanism, width: float) -> Any:
     made = dp_accounting().pld.privacy_loss_distribution
     make = made.from_gaussian_mechanism if mechanism.noise == "gaussian" else made.from_laplace_mechanism

@@ -318,6 +318,8 @@ def test_more_steps_than_anybody_takes_are_refused() -> None:
     message = refusal_of(most_steps, tight, Mechanism("gaussian", 1e6), Budget(8.0, 1e-5))
     assert message.startswith("noise_multiplier must be small enough for the budget to matter, was 1e+06: more than")
     assert message.endswith("steps fit; lower it")
+    refusal_of(most_steps, tight, Mechanism("laplace", 1e10), Budget(8.0, 0.0))
+    assert most_steps(tight, Mechanism("laplace", 1e9), Budget(8.0, 0.0)) == 8_000_000_000
 
 
 @pytest.fixture

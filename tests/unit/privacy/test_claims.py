@@ -283,3 +283,4 @@ def test_the_papers_count_laplace_noise_linearly_and_gaussian_never_purely() -> 
     assert ali_epsilon({Mechanism("laplace", 10.0): 4, Mechanism("laplace", 5.0): 1}, 0.0) == pytest.approx(0.6)
     assert ali_epsilon({Mechanism("laplace", 10.0): 4}, 1e-5) == pytest.approx(0.4)
     assert ali_epsilon({Mechanism("gaussian", 10.0): 1}, 0.0) == math.inf
+    assert ali_epsilon({Mechanism("gaussian", 1e-200): 1}, 1e-5) == math.inf

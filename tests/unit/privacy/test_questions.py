@@ -116,6 +116,12 @@ def test_all_records_are_a_batch_that_the_papers_know_however_it_is_called() -> 
     assert fixed == poisson
 
 
+def test_an_infinite_answer_is_none() -> None:
+    # 1/z² = 1e400 is no number
+    _, found = answer(noise_multiplier=1e-200, steps=1, delta=1e-5)
+    assert found == {"tight": None, "rdp": None, "paper": None}
+
+
 def test_whole_numbers_will_do_for_noise_and_epsilon() -> None:
     assert answer(noise_multiplier=10, steps=5, mechanism="laplace")[1]["tight"] == 0.5
     assert answer(noise_multiplier=10, epsilon=1, mechanism="laplace")[1]["tight"] == 10

@@ -159,6 +159,17 @@ def test_what_the_budget_allows_by_hand() -> None:
     assert renyi.allowances(Budget(10.0, math.exp(-8)), (2.0,)).tolist() == pytest.approx([2 + 2 * math.log(2)])
 
 
+def test_orders_that_share_delta_are_allowed_what_their_share_allows() -> None:
+    shares = np.array([0.5, 0.25])
+    allowed = renyi.allowances(Budget(2.0, 1e-6), (2.0, 8.0), shares).tolist()
+    alone = [renyi.allowances(Budget(2.0, 1e-6 * s), (a,))[0] for a, s in zip((2.0, 8.0), shares, strict=True)]
+    assert allowed == pytest.approx(alone, rel=1e-12)
+
+
+def test_without_a_delta_nothing_is_allowed() -> None:
+    assert renyi.allowances(Budget(2.0, 0.0), ORDERS).tolist() == [-math.inf] * len(ORDERS)
+
+
 @pytest.mark.parametrize("mechanism", [plain, sampled, fixed])
 def test_a_curve_within_its_allowance_at_one_order_keeps_the_budget_and_beyond_all_does_not(
     mechanism: Mechanism,
@@ -167,6 +178,11 @@ def test_a_curve_within_its_allowance_at_one_order_keeps_the_budget_and_beyond_a
     most = int(np.max(allowed / one))
     assert most > 0
     assert renyi.epsilon({mechanism: most}, 1e-6) <= 3.0 < renyi.epsilon({mechanism: most + 1}, 1e-6)
+
+
+@pytest.mark.parametrize("mechanism", [Mechanism("gaussian", 1e-200), Mechanism("laplace", 1e-200, 0.5)])
+def test_noise_of_which_squares_overflow_hides_nothing(mechanism: Mechanism) -> None:
+    assert np.isinf(renyi.curve(mechanism, ORDERS)).all()
 
 
 def test_the_logger_of_dp_accounting_is_left_as_it_was() -> None:
