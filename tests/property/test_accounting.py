@@ -54,7 +54,7 @@ def rises(less: float, more: float) -> bool:
 
 
 @accountants
-@examples(20)
+@examples(15)
 @given(mechanism=any_mechanism, steps=steps, delta=deltas, factor=more)
 def test_epsilon_falls_with_noise(accountant, mechanism, steps, delta, factor):
     noisier = replace(mechanism, multiplier=mechanism.multiplier * factor)
@@ -62,14 +62,14 @@ def test_epsilon_falls_with_noise(accountant, mechanism, steps, delta, factor):
 
 
 @accountants
-@examples(20)
+@examples(15)
 @given(mechanism=any_mechanism, steps=steps, delta=deltas, factor=more)
 def test_epsilon_rises_with_steps(accountant, mechanism, steps, delta, factor):
     assert rises(accountant({mechanism: steps}, delta), accountant({mechanism: math.ceil(steps * factor)}, delta))
 
 
 @accountants
-@examples(20)
+@examples(15)
 @given(mechanism=sampled_gaussian | sampled_laplace | fixed_size, steps=steps, delta=deltas, factor=more)
 def test_epsilon_rises_with_the_sampling_rate(accountant, mechanism, steps, delta, factor):
     denser = replace(mechanism, sampling_rate=min(0.99, mechanism.sampling_rate * factor))
@@ -108,7 +108,7 @@ def test_a_batch_of_fixed_size_covers_a_record_turned_around(mechanism, delta):
 
 
 @accountants
-@examples(20)
+@examples(15)
 @given(mechanism=any_mechanism, steps=st.integers(2, 300), share=st.floats(0, 1), delta=deltas)
 def test_steps_cost_the_same_however_they_are_split(accountant, mechanism, steps, share, delta):
     # Two mechanisms that differ in the last bit of their noise are the same to anybody but the books.
@@ -120,7 +120,7 @@ def test_steps_cost_the_same_however_they_are_split(accountant, mechanism, steps
 
 
 @accountants
-@settings(deadline=None)
+@examples(40)
 @given(mechanism=plain_gaussian, steps=st.integers(1, 10_000), delta=deltas)
 def test_plain_gaussian_steps_are_one_with_less_noise(accountant, mechanism, steps, delta):
     once = replace(mechanism, multiplier=mechanism.multiplier / math.sqrt(steps))
@@ -186,7 +186,7 @@ def test_the_most_steps_fit_and_one_more_does_not(mechanisms, data, budget):
 
 
 @examples(30)
-@given(mechanism=plain_gaussian, budget=small_budgets)
+@given(mechanism=plain_gaussian, budget=budgets)
 def test_the_most_plain_steps_fit_and_one_more_does_not(mechanism, budget):
     most_steps_fit_and_one_more_does_not(tight, mechanism, budget)
 
@@ -200,13 +200,13 @@ def test_the_most_steps_by_renyi_fit_and_one_more_does_not(mechanism, budget):
 # Other accountants
 
 
-@examples(25)
+@examples(18)
 @given(mechanism=plain_gaussian | sampled_gaussian | fixed_size, steps=steps, delta=deltas)
 def test_renyi_is_never_tighter(mechanism, steps, delta):
     assert tight({mechanism: steps}, delta) <= renyi.epsilon({mechanism: steps}, delta) * (1 + 1e-6)
 
 
-@examples(25)
+@examples(18)
 @given(mechanism=plain_laplace | sampled_laplace, steps=steps, delta=deltas)
 def test_renyi_is_hardly_ever_tighter_for_laplace_noise(mechanism, steps, delta):
     # Rényi DP is almost exact near the pure price, and the grid of the distributions costs up to a thousandth.
@@ -286,7 +286,7 @@ def exact_deltas(mechanism: Mechanism, epsilon: float) -> tuple[float, float]:
     return removed, added
 
 
-@examples(25)
+@examples(18)
 @given(mechanism=sampled_gaussian, delta=deltas)
 def test_one_release_is_covered_in_both_directions_and_hardly_more(mechanism, delta):
     epsilon = tight({mechanism: 1}, delta)
@@ -295,7 +295,7 @@ def test_one_release_is_covered_in_both_directions_and_hardly_more(mechanism, de
         assert max(exact_deltas(mechanism, epsilon * (1 - 1e-3))) > delta
 
 
-@examples(25)
+@examples(18)
 @given(
     mechanism=st.builds(Mechanism, st.just("gaussian"), st.floats(0.5, 2.0), st.floats(0.05, 0.5)),
     delta=powers_of_ten(-9, -4),

@@ -13,7 +13,7 @@ from dpfl.privacy.certificate import rounded_up
 from dpfl.privacy.gaussian_dp import epsilon_of, log_delta, mu_of, mu_of_pure
 
 unhurried = settings(deadline=None)  # a busy machine is no failure
-long = settings(deadline=None, max_examples=200)
+long = settings(deadline=None, max_examples=150)
 
 
 def powers_of_ten(low: float, high: float) -> st.SearchStrategy[float]:
@@ -94,7 +94,7 @@ def test_covering_a_pure_release_never_makes_it_cheaper(epsilon, delta):
     assert float(epsilon_of(mu_of_pure(epsilon), delta)) >= randomised
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(pairs=st.lists(st.tuples(any_epsilon, any_delta), min_size=1, max_size=5))
 def test_many_at_once_are_each_of_them_alone(pairs):
     column, other = (np.array(one) for one in zip(*pairs, strict=True))

@@ -172,9 +172,10 @@ def ali_epsilon(spent: Spent, delta: float) -> float:
     >>> round(ali_epsilon({Mechanism("gaussian", 1.1, 0.015): 78}, 1e-5), 2)
     1.55
     """
-    if any(mechanism.noise == "laplace" for mechanism in spent):
+    if all(mechanism.noise == "laplace" for mechanism in spent):
         return math.fsum(count / mechanism.multiplier for mechanism, count in spent.items())
-    if delta == 0 or any(1 / mechanism.multiplier > 1e100 for mechanism in spent):  # squares would overflow
+    # No paper mixes the two, and squares of a loss beyond 1e100 overflow.
+    if delta == 0 or any(one.noise == "laplace" or 1 / one.multiplier > 1e100 for one in spent):
         return math.inf
     return min(
         math.fsum(

@@ -17,6 +17,7 @@ from scipy.special import erfcx, log_ndtr, ndtri_exp
 Array = NDArray[np.float64]
 
 _MARGIN = 1e-8
+_HOPELESS = 1e100  # a μ beyond which no ε is worth finding
 _HALVINGS = 64  # of an interval in log space; more than double precision can tell apart
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 
@@ -66,7 +67,7 @@ def _mills_slope(x: Array) -> Array:
 def epsilon_of(mu: ArrayLike, delta: ArrayLike) -> Array:
     """Return the smallest ε, rounded up, for which a release with parameter `mu` is (ε, δ)-DP; 0 for μ = 0.
 
-    Infinite for δ = 0 (no Gaussian release is purely private) and for an infinite μ.
+    Infinite for δ = 0 (no Gaussian release is purely private) and for a μ beyond 1e100.
 
     >>> round(float(epsilon_of(1.0, 1e-5)), 3)
     4.377
@@ -74,11 +75,12 @@ def epsilon_of(mu: ArrayLike, delta: ArrayLike) -> Array:
     mu, delta = np.broadcast_arrays(np.asarray(mu, float), np.asarray(delta, float))
     with np.errstate(divide="ignore"):
         target = np.log(delta)
-    positive = np.where((mu > 0) & np.isfinite(mu), mu, 1.0)
+    sane = mu < _HOPELESS
+    positive = np.where((mu > 0) & sane, mu, 1.0)
     # δ falls as ε grows. Where it is met without any ε (a tiny μ), the answer is 0.
-    met_at_zero = (mu == 0) | (np.isfinite(mu) & (log_delta(0.0, positive) <= target))
+    met_at_zero = (mu == 0) | (sane & (log_delta(0.0, positive) <= target))
     found = _bisect_log(lambda epsilon: log_delta(epsilon, positive) <= target, mu.shape, upper=True)
-    return np.where(met_at_zero, 0.0, np.where((delta > 0) & np.isfinite(mu), found * (1 + _MARGIN), np.inf))
+    return np.where(met_at_zero, 0.0, np.where((delta > 0) & sane, found * (1 + _MARGIN), np.inf))
 
 
 def mu_of(epsilon: ArrayLike, delta: ArrayLike) -> Array:

@@ -16,6 +16,7 @@ from dpfl.privacy.budget import Budget
 from dpfl.privacy.gaussian_dp import Array
 
 _HOPELESS = 1e100  # a privacy loss of which squares and exponentials overflow
+_SMALL = 1e-4  # a pure ε of which differences lose digits
 
 # dp-accounting's own choice.
 ORDERS: tuple[float, ...] = (*(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
@@ -23,6 +24,7 @@ ORDERS: tuple[float, ...] = (*(1 + tenth / 10 for tenth in range(1, 100)), *rang
 
 def epsilon(spent: Spent, delta: float) -> float:
     """Return the ε that the sum of all curves gives at δ, by the best of the orders."""
+    spent = {mechanism: count for mechanism, count in spent.items() if count > 0}
     if delta == 0:
         return math.fsum(count * mechanism.pure for mechanism, count in spent.items())
     total = sum((count * curve(mechanism, ORDERS) for mechanism, count in spent.items()), np.zeros(len(ORDERS)))
@@ -46,12 +48,14 @@ def curve(mechanism: Mechanism, orders: tuple[float, ...]) -> Array:
     alpha = np.array(orders)
     if 1 / mechanism.multiplier > _HOPELESS:
         found = np.full(len(orders), np.inf)
+    elif mechanism.pure < _SMALL:
+        found = alpha * mechanism.pure**2 / 2  # covers every ε-DP release (Bun and Steinke, 2016), and does not cancel
     elif mechanism.noise == "laplace":
         found = _pure_curve(mechanism.pure, alpha) if not mechanism.plain else _composed(mechanism, orders)
     elif mechanism.plain:
         found = alpha * mechanism.mu_squared / 2
-    else:
-        found = _composed(mechanism, orders)
+    else:  # a logarithm close to 0, which double precision knows to 1e-15 or so, over α − 1
+        found = np.maximum(_composed(mechanism, orders), 0.0) + 1e-13
     found.flags.writeable = False
     return found
 

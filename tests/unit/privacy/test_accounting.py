@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from dpfl.errors import BadInput
@@ -359,3 +360,59 @@ assert "dp_accounting" in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# Where double precision would flatter.
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "steps", "delta", "true"),
+    [
+        # Sampled almost always: as plain noise, whose closed form is 6.5531.
+        (Mechanism("gaussian", 316.0, 1 - 1e-9), 100_000, 1e-10, 6.5530),
+        # By Fourier transforms that are tilted to hold small numbers; without a margin they would say 10.281 and 36.91.
+        (Mechanism("gaussian", 1.0, 0.01), 10_000, 1.1e-12, 10.325),
+        (Mechanism("gaussian", 1.0, 0.01), 100_000, 1.1e-12, 37.47),
+    ],
+)
+def test_rounding_that_grows_with_the_steps_is_paid_for(
+    mechanism: Mechanism, steps: int, delta: float, true: float
+) -> None:
+    assert true <= tight({mechanism: steps}, delta) < 1.06 * true
+
+
+def test_a_divergence_too_small_for_double_precision_still_costs() -> None:
+    # ε = ln(1 + 1e-4·(e^1e-4 − 1)) ≈ 1e-8 a release: at so small a δ, little can be saved on it.
+    tiny = Mechanism("laplace", 1e4, 1e-4)
+    assert tight({tiny: 1}, 1e-13) == pytest.approx(1e-8, rel=1e-3)
+    assert (renyi.curve(tiny, renyi.ORDERS) > 0).all()
+    assert 0 < renyi.epsilon({tiny: 10**6}, 1e-13) < 0.03  # ln(1/δ)/1023, which no noise can lower at these orders
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "steps", "most"),
+    [
+        (Mechanism("laplace", 4.0), 20_000, 5000.0),  # an ε beyond 700, whose power overflows
+        (Mechanism("laplace", 1e-3, 0.5), 3, 3000.0),
+        (Mechanism("gaussian", 1e-6, 0.5), 3, 1.6e12),  # as unsampled: 3/2·10¹²
+    ],
+)
+def test_losses_beyond_all_powers_are_priced_by_what_holds_without_them(
+    mechanism: Mechanism, steps: int, most: float
+) -> None:
+    assert 100 < tight({mechanism: steps}, 1e-5) <= most
+
+
+def test_a_large_batch_of_fixed_size_costs_no_more_than_all_records() -> None:
+    fixed, everything = Mechanism("gaussian", 3.0, 0.8, "fixed"), Mechanism("gaussian", 3.0)
+    assert tight({fixed: 10}, 1e-5) == tight({everything: 10}, 1e-5)
+
+
+def test_very_many_steps_are_priced_by_renyi_dp() -> None:
+    one = Mechanism("gaussian", 1.1, 0.015)
+    assert tight({one: 10**7}, 1e-5) == renyi.epsilon({one: 10**7}, 1e-5)
+
+
+def test_numbers_from_numpy_are_numbers() -> None:
+    assert most_steps(tight, Mechanism("laplace", np.float64(10.0)), Budget(np.float64(0.3), 0.0)) == 3
+    assert least_noise(tight, Mechanism("laplace", 1.0), 3, Budget(np.float64(0.3), 0.0)) == 10.0
