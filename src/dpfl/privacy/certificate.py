@@ -146,8 +146,8 @@ def _views(books: Books, run: Run, promise: Promise) -> dict[Observer, View]:
 
 def _priced(observer: Observer, view: View, promise: Promise) -> list[float]:
     """Return each client's ε. Noise that was chosen along the way is covered by its filter: the whole budget."""
-    limited = promise.calibration == "tight" and ("server" in promise.against or observer in promise.against)
-    if promise.noise == "adaptive" and limited:
+    held = "server" in promise.against or (observer == "uplink" and "uplink" in promise.against)
+    if promise.noise == "adaptive" and promise.calibration == "tight" and held:
         return [budget.epsilon if seen else 0.0 for budget, seen in zip(promise.budgets, view, strict=True)]
     return tight_each(view, [budget.delta for budget in promise.budgets])
 

@@ -395,9 +395,10 @@ def test_noise_chosen_along_the_way_costs_the_whole_budget() -> None:
     assert "within the promise" in row(certificate, "the server")
 
 
-def test_a_filter_for_eavesdroppers_bounds_nothing_of_what_the_server_sees() -> None:
+@pytest.mark.parametrize("against", [("uplink",), ("uplink", "released")])
+def test_a_filter_for_eavesdroppers_bounds_nothing_of_what_others_see(against: tuple[str, ...]) -> None:
     # Each of 50 uploads fits the budget of one. All of them have μ = √50, whatever was granted.
-    ledger = begun(Budget(8.0, DELTA), calibration="tight", noise="adaptive", against=("uplink",), exposures=1)
+    ledger = begun(Budget(8.0, DELTA), calibration="tight", noise="adaptive", against=against, exposures=1)
     certificate = played(ledger, {0: noised(1.0)}, rounds=50)
     for observer in ("server", "released"):
         seen = certificate.observers[observer].epsilon
