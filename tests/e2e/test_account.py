@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import dp_accounting
 import dp_accounting.pld
 import pytest
-
-from dpfl.cli import main
+from command_line import dpfl
 
 SAMPLED = ("--sampling-rate", ".015", "--delta", "1e-5")  # the setting of ALI-DPFL, with --noise-multiplier 1.1
 
@@ -29,14 +28,12 @@ Account = Callable[..., Done]
 
 
 @pytest.fixture
-def account(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Account:
-    """Run `dpfl account` in this process: one of its own takes seconds to start."""
+def account(tmp_path: Path) -> Account:
+    """Run `dpfl account`."""
 
     def call(*args: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["dpfl", "account", *args])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return Done(end.value.code, *capsys.readouterr())
+        done = dpfl("account", *args, cwd=tmp_path)
+        return Done(done.returncode, done.stdout, done.stderr)
 
     return call
 

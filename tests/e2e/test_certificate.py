@@ -1,21 +1,15 @@
 """`dpfl certificate`: computed anew from the ledger, and whoever changed the stored one is found out."""
 
-import io
 import json
 import shutil
-import sys
-import warnings
 from collections.abc import Callable
-from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest import mock
+from typing import Any
 
 import pytest
+from command_line import dpfl
 
 from dpfl import run_folder
-from dpfl.cli import main
-from dpfl.errors import Caution
 
 KINDS = {
     "tight": ["udp", "--epsilon", "8", "--delta", "1e-3"],
@@ -25,30 +19,6 @@ KINDS = {
 }
 
 
-class Done(NamedTuple):
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-def dpfl(*args: str, cwd: Path) -> Done:
-    """Run the command line in this process: one of its own takes seconds to start."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), chdir(cwd), mock.patch.object(sys, "argv", ["dpfl", *args]):
-        code = _exit_code()
-    return Done(code, out.getvalue(), err.getvalue())
-
-
-def _exit_code() -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", Caution)  # as for a user, who does not make errors of them
-        with pytest.raises(SystemExit) as end:
-            main()
-    return end.value.code
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, Any]]]:
     """Return a run of each kind: its folder, and the certificate that it printed when it ended."""
@@ -56,8 +26,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
     made = {}
     for kind, args in KINDS.items():
         done = dpfl("run", *args, "--clients", "4", "--rounds", "3", "--seed", "1", "--out", kind, "--json", cwd=home)
-        assert done.code == 0, done.err
-        made[kind] = home / kind, json.loads(done.out)["certificate"]
+        assert done.returncode == 0, done.stderr
+        made[kind] = home / kind, json.loads(done.stdout)["certificate"]
     return made
 
 
@@ -79,8 +49,8 @@ def test_the_ledger_tells_what_the_run_told(kind: str, finished: dict[str, tuple
     folder, certificate = finished[kind]
     before = contents(folder)
     done = dpfl("certificate", str(folder), "--json", cwd=folder)
-    assert (done.code, done.err) == (0, "")
-    assert json.loads(done.out) == certificate  # one document and nothing else, or this fails
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == certificate  # one document and nothing else, or this fails
     assert json.loads((folder / run_folder.CERTIFICATE).read_text()) == certificate
     assert contents(folder) == before
 
@@ -89,16 +59,16 @@ def test_the_ledger_tells_what_the_run_told(kind: str, finished: dict[str, tuple
 def test_in_words_it_says_that_it_was_computed_anew(kind: str, copied: Copied) -> None:
     folder = copied(kind)
     done = dpfl("certificate", str(folder), cwd=folder)
-    assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("Privacy certificate  ")
-    assert done.out.endswith("\n\ncomputed anew from the ledger, and as the run wrote it\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Privacy certificate  ")
+    assert done.stdout.endswith("\n\ncomputed anew from the ledger, and as the run wrote it\n")
 
 
 def test_the_words_are_those_of_the_run(copied: Copied) -> None:
     folder = copied("paper")
     done = dpfl("certificate", "elsewhere", cwd=folder.parent)  # a path relative to where one stands
-    assert "ε = 20, δ = 0.001   ε ≤ 30.32   52 % MORE than promised" in done.out
-    assert "whoever knows the seed can subtract it" in done.out
+    assert "ε = 20, δ = 0.001   ε ≤ 30.32   52 % MORE than promised" in done.stdout
+    assert "whoever knows the seed can subtract it" in done.stdout
 
 
 def test_a_cohort_is_certified_for_the_rounds_that_each_client_answered(
@@ -166,8 +136,8 @@ def test_a_changed_certificate_is_found_out_and_left_as_it_is(
     before = contents(folder)
     for as_json in ((), ("--json",)):
         done = dpfl("certificate", str(folder), *as_json, cwd=folder)
-        assert (done.code, done.out) == (2, "")
-        (sentence,) = done.err.splitlines()
+        assert (done.returncode, done.stdout) == (2, "")
+        (sentence,) = done.stderr.splitlines()
         assert sentence.startswith(f"dpfl: certificate.json must agree with the ledger, but {place}")
         assert sentence.endswith("believe the ledger")
     assert contents(folder) == before
@@ -180,7 +150,7 @@ def test_several_changes_are_counted(copied: Copied) -> None:
     with_another_seed(certificate)
     with_smaller_epsilon(certificate)
     (folder / run_folder.CERTIFICATE).write_text(json.dumps(certificate))
-    assert " (and 2 more); believe the ledger" in dpfl("certificate", str(folder), cwd=folder).err
+    assert " (and 2 more); believe the ledger" in dpfl("certificate", str(folder), cwd=folder).stderr
 
 
 def test_a_run_that_never_ended_is_certified_for_what_it_was_charged(copied: Copied) -> None:
@@ -188,9 +158,9 @@ def test_a_run_that_never_ended_is_certified_for_what_it_was_charged(copied: Cop
     certificate = json.loads((folder / run_folder.CERTIFICATE).read_text())
     (folder / run_folder.CERTIFICATE).unlink()
     done = dpfl("certificate", str(folder), "--json", cwd=folder)
-    assert (done.code, json.loads(done.out)) == (0, certificate)
-    assert done.err == "dpfl: caution: the run ended before it wrote a certificate; this is what it was charged\n"
-    assert dpfl("certificate", str(folder), cwd=folder).out.endswith("\ncomputed anew from the ledger\n")
+    assert (done.returncode, json.loads(done.stdout)) == (0, certificate)
+    assert done.stderr == "dpfl: caution: the run ended before it wrote a certificate; this is what it was charged\n"
+    assert dpfl("certificate", str(folder), cwd=folder).stdout.endswith("\ncomputed anew from the ledger\n")
     assert not (folder / run_folder.CERTIFICATE).exists()
 
 
@@ -200,7 +170,7 @@ def without_ledger(folder: Path) -> None:
 
 def with_another_runs_ledger(folder: Path) -> None:
     done = dpfl("run", "fedavg", "--clients", "2", "--rounds", "1", "--out", "other", cwd=folder.parent)
-    assert done.code == 0
+    assert done.returncode == 0
     shutil.copy(folder.parent / "other" / run_folder.LEDGER, folder / run_folder.LEDGER)
 
 
@@ -246,8 +216,8 @@ def test_what_cannot_be_read_is_named_and_left_as_it_is(
     spoil(folder)
     before = contents(folder)
     done = dpfl("certificate", str(folder), cwd=folder)
-    assert (done.code, done.out) == (2, "")
-    (sentence,) = done.err.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    (sentence,) = done.stderr.splitlines()
     for word in words:
         assert word in sentence
     assert contents(folder) == before
@@ -258,35 +228,35 @@ def test_a_folder_that_is_no_run_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/chapter.tex").write_text("years of work")
     done = dpfl("certificate", name, cwd=tmp_path)
-    assert (done.code, done.out) == (2, "")
-    (sentence,) = done.err.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    (sentence,) = done.stderr.splitlines()
     assert "run must be the folder of a run" in sentence
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["chapter.tex"]
 
 
 def test_a_folder_that_moves_takes_its_ledger_along(tmp_path: Path) -> None:
     done = dpfl("run", "udp", "--clients", "2", "--rounds", "1", "--out", "here/r", "--json", cwd=tmp_path)
-    assert done.code == 0, done.err
+    assert done.returncode == 0, done.stderr
     (tmp_path / "here").rename(tmp_path / "there")
     again = dpfl("certificate", "there/r", "--json", cwd=tmp_path)
-    assert (again.code, json.loads(again.out)) == (0, json.loads(done.out)["certificate"])
+    assert (again.returncode, json.loads(again.stdout)) == (0, json.loads(done.stdout)["certificate"])
     assert not (tmp_path / "here").exists()
 
 
 def test_runs_that_share_a_ledger_are_certified_each_for_itself(tmp_path: Path) -> None:
-    assert dpfl("ledger", "shared.sqlite", "--new", cwd=tmp_path).code == 0
+    assert dpfl("ledger", "shared.sqlite", "--new", cwd=tmp_path).returncode == 0
     common = ("--clients", "3", "--rounds", "2", "--ledger", "shared.sqlite", "--seed", "1", "--json")
     told = {}
     for name, epsilon in (("one", "8"), ("two", "3")):
         done = dpfl("run", "udp", "--epsilon", epsilon, *common, "--out", name, cwd=tmp_path)
-        assert done.code == 0, done.err
-        told[name] = json.loads(done.out)["certificate"]
+        assert done.returncode == 0, done.stderr
+        told[name] = json.loads(done.stdout)["certificate"]
         assert not (tmp_path / name / run_folder.LEDGER).exists()
     (tmp_path / "moved").mkdir()
     for name in told:  # the runs move, the ledger that others use stays where it is
         (tmp_path / name).rename(tmp_path / "moved" / name)
         done = dpfl("certificate", f"moved/{name}", "--json", cwd=tmp_path)
-        assert (done.code, json.loads(done.out)) == (0, told[name])
+        assert (done.returncode, json.loads(done.stdout)) == (0, told[name])
     assert told["one"]["claimed"]["epsilon"] == 8.0
     assert told["two"]["claimed"]["epsilon"] == 3.0
 
@@ -295,11 +265,11 @@ def test_a_run_that_replaced_another_is_certified_without_it(tmp_path: Path) -> 
     common = ("--clients", "3", "--rounds", "2", "--seed", "1", "--out", "r", "--json")
     for options in (("udp", "--epsilon", "8"), ("udp", "--epsilon", "3", "--force")):
         done = dpfl("run", *options, *common, cwd=tmp_path)
-        assert done.code == 0, done.err
-    again = json.loads(dpfl("certificate", "r", "--json", cwd=tmp_path).out)
-    assert again == json.loads(done.out)["certificate"]
+        assert done.returncode == 0, done.stderr
+    again = json.loads(dpfl("certificate", "r", "--json", cwd=tmp_path).stdout)
+    assert again == json.loads(done.stdout)["certificate"]
     assert again["observers"]["server"]["epsilon"] <= 3.0
     # But what was spent is spent: the ledger knows both.
-    statement = json.loads(dpfl("ledger", "r", "--json", cwd=tmp_path).out)
+    statement = json.loads(dpfl("ledger", "r", "--json", cwd=tmp_path).stdout)
     assert len(statement["runs"]) == 2
     assert all(line["spent"]["epsilon"] > 8.0 for line in statement["clients"])

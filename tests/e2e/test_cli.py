@@ -1,6 +1,5 @@
 """dpfl as a user meets it: the commands, what they print, what they leave on disk, and how they say no."""
 
-import io
 import json
 import os
 import signal
@@ -8,17 +7,14 @@ import subprocess
 import sys
 import time
 import tomllib
-import warnings
 from collections.abc import Callable
-from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
-from unittest import mock
 
 import pytest
+from command_line import Done, dpfl
 from safetensors.torch import load_file
 
 from dpfl.cli import main
-from dpfl.errors import Caution
 from dpfl.federation import LOADERS
 from dpfl.orders import sensitivity
 from dpfl.systems import SYSTEMS, udp
@@ -26,30 +22,11 @@ from dpfl.systems import SYSTEMS, udp
 QUICK = ["--clients", "5", "--rounds", "3"]
 
 
-Done = subprocess.CompletedProcess[str]
-
-
 def installed(*args: str, cwd: Path) -> Done:
     """Run the installed command in a process of its own, which takes seconds to start."""
     command = [str(Path(sys.executable).with_name("dpfl")), *args]
     variables = {key: value for key, value in os.environ.items() if key != "DPFL_DATA"}
     return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=120, check=False)
-
-
-def dpfl(*args: str, cwd: Path) -> Done:
-    """Run the command line in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), chdir(cwd), mock.patch.object(sys, "argv", ["dpfl", *args]):
-        code = _exit_code()
-    return Done(args, code, out.getvalue(), err.getvalue())
-
-
-def _exit_code() -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", Caution)  # as for a user, who does not make errors of them
-        with pytest.raises(SystemExit) as end:
-            main()
-    return end.value.code
 
 
 def run_json(*args: str, cwd: Path, by: Callable[..., Done] = dpfl) -> dict:

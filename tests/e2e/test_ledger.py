@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pytest
 
-from dpfl.cli import main
 from dpfl.privacy.accounting import Mechanism, tight
 from dpfl.privacy.books import Books, Grant
 from dpfl.privacy.budget import Budget
@@ -43,16 +43,12 @@ Command = Callable[..., Said]
 
 
 @pytest.fixture
-def dpfl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run the command line in this process, where importing torch has been paid for; only files stay between calls."""
+def dpfl(tmp_path: Path) -> Command:
+    """Run commands in one folder."""
 
     def call(*args: str) -> Said:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["dpfl", *args])
-        with pytest.raises(SystemExit) as end:
-            main()
-        printed = capsys.readouterr()
-        return Said(int(end.value.code or 0), printed.out, printed.err)
+        done = command_line.dpfl(*args, cwd=tmp_path)
+        return Said(done.returncode, done.stdout, done.stderr)
 
     return call
 
@@ -219,14 +215,14 @@ def test_two_runs_that_would_overdraw_a_grant_together(tmp_path: Path, dpfl: Com
     assert all(3.9 < spent <= 4.0 for spent in spent_of(dpfl))
 
 
-@pytest.mark.filterwarnings("ignore::dpfl.errors.Caution")  # the paper's formula comes with one
 def test_a_run_that_spends_more_than_it_says_is_stopped_by_the_grant(tmp_path: Path, dpfl: Command) -> None:
     # By the paper's formula ε = 20 is really 30.32, so that ten rounds cannot all be paid with 20.
     dpfl("ledger", "shared.sqlite", "--new", "--grant", "20", "--delta", "1e-3")
     paper = ["--epsilon", "20", "--calibration", "paper", "--rounds", "10"]
     stopped = dpfl("run", *QUICK, *paper, *SHARED, "--out", "r", "--json")
     assert (stopped.code, stopped.out) == (3, "")
-    (sentence,) = stopped.err.splitlines()
+    caution, sentence = stopped.err.splitlines()
+    assert caution.startswith("dpfl: caution: ")  # the paper's formula comes with one
     assert "'shared.sqlite' grants" in sentence
     assert "the rounds before it are in r" in sentence
     rounds = len((tmp_path / "r/metrics.jsonl").read_text().splitlines())

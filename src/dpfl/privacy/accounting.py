@@ -60,6 +60,11 @@ class Mechanism:
         return self.sampling_rate == 1
 
     @property
+    def overwhelmed(self) -> bool:
+        """Return whether the noise is so small that squares of the privacy loss overflow: no ε is worth finding."""
+        return 1 / self.multiplier > 1e100
+
+    @property
     def pure(self) -> float:
         """Return the ε at which the release is purely private, amplified by its sampling; infinite for Gaussian noise.
 

@@ -174,8 +174,7 @@ def ali_epsilon(spent: Spent, delta: float) -> float:
     """
     if all(mechanism.noise == "laplace" for mechanism in spent):
         return math.fsum(count / mechanism.multiplier for mechanism, count in spent.items())
-    # No paper mixes the two, and squares of a loss beyond 1e100 overflow.
-    if delta == 0 or any(one.noise == "laplace" or 1 / one.multiplier > 1e100 for one in spent):
+    if delta == 0 or any(one.noise == "laplace" or one.overwhelmed for one in spent):  # no paper mixes the two
         return math.inf
     return min(
         math.fsum(

@@ -52,8 +52,8 @@ class Ledger:
         self._lifetime: dict[int, Filter] = {}
         self._seen = self._granted = 0  # the newest charge and grant that the lifetime filters know of
         self._read_grants()
-        if promise is not None and promise.calibration == "tight":
-            _require_left(self._lifetime, promise, self.books)
+        if self._lifetime and promise is not None and promise.calibration == "tight":
+            _require_left(self._lifetime, promise, self._worth, self.books)
         plain = None if promise is None else promise.to_plain()
         self.run = self.books.open_run(
             {"promise": plain, "sizes": list(self.sizes), "system": system, "config": config, "seeded": seeded,
@@ -226,12 +226,10 @@ def _lifetime_filters(books: Books, promise: Promise | None, clients: int) -> di
     return filters
 
 
-def _require_left(filters: Mapping[int, Filter], promise: Promise, books: Books) -> None:
+def _require_left(filters: Mapping[int, Filter], promise: Promise, worths: Sequence[float], books: Books) -> None:
     """Refuse a run that would be stopped half-way: tight noise is planned to spend all that was promised."""
-    if not filters:
-        return
-    for client, (budget, worth) in enumerate(zip(promise.budgets, worth_of(promise.budgets), strict=True)):
-        purse = filters[client]
+    for client, purse in filters.items():
+        budget, worth = promise.budgets[client], worths[client]
         if not isinstance(purse, PlainFilter) or purse.spent_epsilon + budget.epsilon <= purse.epsilon:
             continue
         left = max(purse.mu_squared - purse.spent_mu_squared, 0.0)

@@ -15,7 +15,6 @@ from dpfl.privacy.accounting import Mechanism, Spent, dp_accounting
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.gaussian_dp import Array
 
-_HOPELESS = 1e100  # a privacy loss of which squares and exponentials overflow
 _SMALL = 1e-4  # a pure ε of which differences lose digits
 
 # dp-accounting's own choice.
@@ -46,7 +45,7 @@ def allowances(budget: Budget, orders: tuple[float, ...], shares: Array | float 
 def curve(mechanism: Mechanism, orders: tuple[float, ...]) -> Array:
     """Return the Rényi divergence of one release at each order; the array is shared, do not write to it."""
     alpha = np.array(orders)
-    if 1 / mechanism.multiplier > _HOPELESS:
+    if mechanism.overwhelmed:
         found = np.full(len(orders), np.inf)
     elif mechanism.pure < _SMALL:
         found = alpha * mechanism.pure**2 / 2  # covers every ε-DP release (Bun and Steinke, 2016), and does not cancel

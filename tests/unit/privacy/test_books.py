@@ -484,28 +484,21 @@ def test_a_locked_file_is_refused_and_left_as_it_was(path: Path, somebody: sqlit
 
 
 @pytest.mark.usefixtures("impatient")
-def test_nothing_is_charged_while_somebody_else_writes_and_everything_is_afterwards(
-    path: Path, somebody: sqlite3.Connection
+@pytest.mark.parametrize(
+    "busy",
+    [
+        ["BEGIN IMMEDIATE"],  # writing: a charge cannot begin
+        ["BEGIN", "SELECT * FROM charges"],  # reading until the end of its transaction: a charge cannot be committed
+    ],
+    ids=["writer", "reader"],
+)
+def test_nothing_is_charged_while_somebody_else_is_busy_and_everything_is_afterwards(
+    busy: list[str], path: Path, somebody: sqlite3.Connection
 ) -> None:
     with closing(Books(path)) as books:
         run = books.open_run(FACTS)
-        somebody.execute("BEGIN IMMEDIATE")
-        with pytest.raises(BadInput, match="ledger must be free"):
-            charge(books, run, 1, {0: PLAIN})
-        somebody.execute("ROLLBACK")
-        assert books.replies(run) == {}
-        charge(books, run, 1, {0: PLAIN})
-        assert books.replies(run) == {0: 1}
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_commit_that_a_reader_holds_up_charged_nothing_and_may_be_repeated(
-    path: Path, somebody: sqlite3.Connection
-) -> None:
-    with closing(Books(path)) as books:
-        run = books.open_run(FACTS)
-        somebody.execute("BEGIN")
-        somebody.execute("SELECT * FROM charges").fetchall()  # holds its lock until the end of its transaction
+        for statement in busy:
+            somebody.execute(statement).fetchall()
         with pytest.raises(BadInput, match="ledger must be free"):
             charge(books, run, 1, {0: PLAIN})
         somebody.execute("ROLLBACK")
