@@ -9,7 +9,7 @@ import tomllib
 from dataclasses import fields
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from dpfl.errors import BadInput, choose
 
@@ -34,7 +34,7 @@ def fit(name: str, value: Any, hint: Any) -> Any:
     ...
     dpfl.errors.BadInput: rounds must be a whole number, was 1.5; correct it
     """
-    for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
+    for kind in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
         number = isinstance(value, Real) and not isinstance(value, bool)
         if kind is int and number and isinstance(value, Integral):
             return int(value)
@@ -50,7 +50,7 @@ def fit(name: str, value: Any, hint: Any) -> Any:
 
 
 def _words(hint: Any) -> str:
-    if isinstance(hint, UnionType):
+    if get_origin(hint) in (Union, UnionType):
         return " or ".join(_words(kind) for kind in get_args(hint) if kind is not NoneType)
     if get_origin(hint) is tuple:
         return f"a list of which each is {_words(get_args(hint)[0])}"

@@ -16,6 +16,14 @@ Neighbours = Literal["replace", "add-remove"]
 Norm = Literal[1, 2]
 UNITS, NEIGHBOURS, NORMS = get_args(Unit), get_args(Neighbours), get_args(Norm)
 
+# What a server may ask beside an order. The answer leaves a client without noise and is paid for by nobody: only a
+# paper's own calibration may ask, and the certificate names it with these words.
+Question = Literal["loss", "curvature"]
+UNPAID: dict[Question, str] = {
+    "loss": "the loss of every model on each client's records",
+    "curvature": "how much each client's exact gradient changes from the broadcast model to its own",
+}
+
 
 @dataclass(frozen=True)
 class Full:

@@ -1,6 +1,6 @@
 """One round, door by door. Data moves forward through it; nothing reaches back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -8,10 +8,13 @@ from torch import Tensor
 
 from dpfl.federation import Records
 from dpfl.models import Model
-from dpfl.orders import Order
+from dpfl.orders import Order, Question
+from dpfl.privacy.budget import unpaid
 from dpfl.privacy.ledger import Charged, Ledger
+from dpfl.privacy.mechanisms import add_noise
 from dpfl.server.aggregation import aggregate
 from dpfl.server.evaluation import Score, evaluate
+from dpfl.streams import Streams
 from dpfl.systems import Feedback, S, System
 
 
@@ -21,6 +24,11 @@ class Clients(Protocol):
     def perform(self, charged: Mapping[int, Charged], broadcast: Tensor, round: int) -> dict[int, Tensor]:
         """Return each client's upload [d]."""
 
+    def answer(
+        self, questions: Sequence[Question], before: Tensor, uploads: Mapping[int, Tensor], after: Tensor
+    ) -> dict[Question, dict[int, float]]:
+        """Return what clients tell about the models before and after a round, without noise."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -28,11 +36,18 @@ class Outcome:
 
     orders: dict[int, Order]  # those that were paid for
     refused: tuple[int, ...]  # clients whose budget could not pay
-    validation: Score
+    validation: Score | None  # None where there is no public data
 
 
 def play(
-    system: System[S], state: S, *, ledger: Ledger, clients: Clients, model: Model, validation: Records
+    system: System[S],
+    state: S,
+    *,
+    ledger: Ledger,
+    clients: Clients,
+    model: Model,
+    validation: Records,
+    streams: Streams,
 ) -> tuple[S, Outcome]:
     """Play the next round of `state` and return where the training stands after it."""
     orders = system.orders(state)  # who takes part, and what they are asked to do
@@ -40,9 +55,21 @@ def play(
     uploads = clients.perform(charged, state.model, state.round + 1)  # batch → gradient → clip → noise → upload
     weights = system.weights(state, sorted(uploads))
     moved = aggregate(state.model, uploads, weights)  # the weighted sum moves the model
-    ledger.broadcast(weights)  # what readers of the model will see of each upload
+    downlink = system.downlink(state)
+    if downlink is not None:  # noise of the server's own, against readers of the model
+        moved = add_noise(moved, downlink, streams.generator("downlink", round=state.round + 1))
+    ledger.broadcast(weights, noise_std=downlink.std if downlink else 0.0)  # what readers will see of each upload
     score = evaluate(model, moved, validation)  # on public data only
+    asked = unpaid(ledger.promise, system.questions)  # of paper calibrations alone, and named in the certificate
+    answers = clients.answer(asked, state.model, uploads, moved)
     after = replace(state, model=moved, round=state.round + 1)
-    after = system.adapt(after, Feedback(score.loss))  # the next round may be ordered differently
+    after = system.adapt(after, Feedback(score.loss if score else None, uploads, answers))  # the next may be different
     paid = {client: receipt.order for client, receipt in charged.items()}
     return after, Outcome(paid, tuple(sorted(orders.keys() - charged.keys())), score)
+
+
+def look(questions: Sequence[Question], *, clients: Clients, model: Model, validation: Records) -> Feedback:
+    """Return what the server knows before the first round; the questions must be such as `unpaid` lets pass."""
+    start = model.weights()
+    score = evaluate(model, start, validation)
+    return Feedback(score.loss if score else None, {}, clients.answer(questions, start, {}, start))

@@ -16,17 +16,18 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dpfl import __version__, run_folder
+from dpfl.clients.dense import is_dense
 from dpfl.clients.reference import ReferenceClients
 from dpfl.config import Config, Settings
-from dpfl.errors import BadInput, Caution
+from dpfl.errors import BadInput, BudgetRefused, Caution
 from dpfl.federation import Federation, Schedule, federate
 from dpfl.models import Loss, Model, build, default_model
 from dpfl.orders import Gaussian
 from dpfl.privacy.books import Books
-from dpfl.privacy.budget import cautions
+from dpfl.privacy.budget import cautions, unpaid
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
-from dpfl.round import Outcome, play
+from dpfl.round import Outcome, look, play
 from dpfl.server.evaluation import Score, evaluate
 from dpfl.streams import Streams, layer_randomness
 from dpfl.systems import Problem, System
@@ -135,15 +136,18 @@ def train(
         run_folder.claim(folder, force=force)
     learner.module.to(target)
     validation, test = federation.validation.to(target), federation.test.to(target)
+    public = validation if len(validation) else test
     with layer_randomness(streams.generator("probe"), target):
-        learner.check(validation.x, validation.y)
-        vectorised = learner.vectorises(validation.x, validation.y)
+        learner.check(public.x, public.y)
+        vectorised, dense = learner.vectorises(public.x, public.y), is_dense(learner, public.x, public.y)
     records = tuple(records.to(target) for records in federation.clients)
-    clients = ReferenceClients(learner, records, streams, vectorised=vectorised)
+    clients = ReferenceClients(learner, records, streams, vectorised=vectorised, dense=dense)
     problem = Problem(federation.sizes, learner.dim, Schedule(system.cohorts(len(federation.clients)), streams))
-    promise = system.promise(len(federation.clients))
-    state = system.begin(problem, learner.weights())
-    environment = _environment(federation, device, "at once" if vectorised else "one by one")
+    promise = system.promise(federation.sizes)
+    known = look(unpaid(promise, system.questions), clients=clients, model=learner, validation=validation)
+    state = system.begin(problem, learner.weights(), known)
+    gradients = "as outer products" if dense else "at once" if vectorised else "one by one"
+    environment = _environment(federation, device, gradients)
     for caution in cautions(promise, federation.sizes) if promise is not None else ():
         warnings.warn(caution, Caution, stacklevel=2)
     run_ledger = Ledger(
@@ -162,10 +166,17 @@ def train(
     history: list[Metrics] = []
     try:
         while state.round < state.rounds:
-            state, outcome = play(
-                system, state, ledger=run_ledger, clients=clients, model=learner, validation=validation
-            )
-            due = state.round % evaluate_every == 0 or state.round >= state.rounds
+            try:
+                state, outcome = play(
+                    system, state, ledger=run_ledger, clients=clients, model=learner, validation=validation,
+                    streams=streams,
+                )  # fmt: skip
+            except BudgetRefused:
+                if system.until_spent and history:
+                    break
+                raise
+            # A round after which nobody can pay was the last one, and that is known only afterwards.
+            due = state.round % evaluate_every == 0 or state.round >= state.rounds or system.until_spent
             history.append(_metrics(state.round, outcome, evaluate(learner, state.model, test) if due else None))
             if folder is not None:
                 run_folder.append_metrics(folder, history[-1])
@@ -231,8 +242,8 @@ def _metrics(round: int, outcome: Outcome, test: Score | None) -> Metrics:
         "round": round,
         "loss": None if test is None else _finite(test.loss),
         "accuracy": None if test is None else test.accuracy,
-        "validation_loss": _finite(outcome.validation.loss),
-        "validation_accuracy": outcome.validation.accuracy,
+        "validation_loss": None if outcome.validation is None else _finite(outcome.validation.loss),
+        "validation_accuracy": None if outcome.validation is None else outcome.validation.accuracy,
         "noise_std": sum(stds) / len(stds) if stds else None,  # mean over the cohort
         "local_steps": max((order.steps for order in orders), default=0),
         "cohort": len(orders),

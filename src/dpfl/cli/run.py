@@ -32,7 +32,11 @@ Exit code 0 = done, 2 = bad input (nothing is written), 3 = the privacy budget r
 def run(
     what: Annotated[
         str,
-        typer.Argument(metavar="CONFIG.toml|SYSTEM", help="A config file, or a system: fedavg fedsgd fedprox udp."),
+        typer.Argument(
+            metavar="CONFIG.toml|SYSTEM",
+            help="A config file, or a system: dp-fedavg udp nbafl ali-dpfl fedsgd-dpc, their baselines dpsgd-fedavg"
+            " pe-dpfl adap-dpfl lei, and without privacy fedavg fedsgd fedprox.",
+        ),
     ],
     data: Annotated[
         str | None,
@@ -45,7 +49,7 @@ def run(
         str | None, typer.Option(metavar="P", help="iid, dirichlet:ALPHA, classes:C, sorted or writer.")
     ] = None,
     clients: Annotated[str | None, typer.Option(metavar="N", help="How many clients hold the data.")] = None,
-    cohort: Annotated[str | None, typer.Option(metavar="K", help="Random clients a round; all when left out.")] = None,
+    cohort: Annotated[str | None, typer.Option(metavar="K", help="Clients a round; all when left out.")] = None,
     rounds: Annotated[str | None, typer.Option(metavar="R", help="Rounds of training.")] = None,
     local_steps: Annotated[str | None, typer.Option(metavar="E", help="Local steps of a client in a round.")] = None,
     epsilon: Annotated[
@@ -151,7 +155,7 @@ class _Progress:
 
     def show(self, metrics: dict[str, Any]) -> None:
         """Move the bar by one round."""
-        note = "diverged" if metrics["validation_loss"] is None else f"loss {metrics['validation_loss']:.3f}"
+        note = "loss –" if metrics["validation_loss"] is None else f"loss {metrics['validation_loss']:.3f}"
         if metrics["validation_accuracy"] is not None:
             note += f"  accuracy {100 * metrics['validation_accuracy']:.1f} %"
         self.bar.update(self.task, completed=metrics["round"], note=note)

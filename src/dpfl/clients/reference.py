@@ -1,15 +1,16 @@
 """The reference client: the papers' local training as a plain loop. Every faster client must agree with it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from numpy.random import Generator
 from torch import Tensor
 
 from dpfl.clients.clipping import clip, sum_of_clipped
+from dpfl.clients.dense import sum_of_clipped_dense
 from dpfl.federation import Records
 from dpfl.models import Model
-from dpfl.orders import ClientClip, Full, ModelClip, Poisson, RecordClip
+from dpfl.orders import ClientClip, Full, ModelClip, Poisson, Question, RecordClip
 from dpfl.privacy.ledger import Charged
 from dpfl.privacy.mechanisms import add_noise
 from dpfl.streams import Streams, layer_randomness
@@ -23,14 +24,22 @@ class ReferenceClients:
     """The clients of a federation, visited one after the other; the order of visits changes nothing."""
 
     def __init__(
-        self, model: Model, records: tuple[Records, ...], streams: Streams, *, vectorised: bool = True
+        self,
+        model: Model,
+        records: tuple[Records, ...],
+        streams: Streams,
+        *,
+        vectorised: bool = True,
+        dense: bool = False,
     ) -> None:
         """Take the model, each client's records and the streams of the run.
 
-        vectorised: whether the model gives the gradients of many records at once (`Model.vectorises`, which is asked
-            with public records: even so small an answer would be one about private ones).
+        vectorised: whether the model gives the gradients of many records at once (`Model.vectorises`), and
+        dense: whether they are outer products (`is_dense`); both are asked with public records: even so small an
+            answer would be one about private ones.
         """
-        self.model, self.records, self.streams, self.vectorised = model, records, streams, vectorised
+        self.model, self.records, self.streams = model, records, streams
+        self.vectorised, self.dense = vectorised, dense
 
     def perform(self, charged: Mapping[int, Charged], broadcast: Tensor, round: int) -> dict[int, Tensor]:
         """Return what each client of the cohort uploads: its update [d], noised as it was ordered."""
@@ -47,8 +56,30 @@ class ReferenceClients:
                     batches=self.streams.generator("batches", client=client, round=round),
                     noise=self.streams.generator("noise", client=client, round=round),
                     vectorised=self.vectorised,
+                    dense=self.dense,
                 )
         return uploads
+
+    def answer(
+        self, questions: Sequence[Question], before: Tensor, uploads: Mapping[int, Tensor], after: Tensor
+    ) -> dict[Question, dict[int, float]]:
+        """Return what clients tell about the models before and after a round, without noise."""
+        self.model.module.eval()
+        asked = {"loss": range(len(self.records)), "curvature": sorted(uploads)}
+        tell = {
+            "loss": lambda client: self._loss(after, self.records[client]),
+            "curvature": lambda client: self._curvature(before, uploads[client], self.records[client]),
+        }
+        return {question: {client: tell[question](client) for client in asked[question]} for question in questions}
+
+    @torch.no_grad()
+    def _loss(self, weights: Tensor, records: Records) -> float:
+        return self.model.mean_loss(self.model.split(weights), records.x, records.y).item()
+
+    def _curvature(self, broadcast: Tensor, update: Tensor, records: Records) -> float:
+        """Return ‖∇F(w + update) − ∇F(w)‖/‖update‖."""
+        there, here = (self.model.gradient(at, records.x, records.y) for at in (broadcast + update, broadcast))
+        return float(torch.linalg.vector_norm(there - here) / torch.linalg.vector_norm(update))
 
 
 def perform(
@@ -60,6 +91,7 @@ def perform(
     batches: Generator,
     noise: Generator,
     vectorised: bool = True,
+    dense: bool = False,
 ) -> Tensor:
     """Carry out one paid order and return the update (local − broadcast) [d].
 
@@ -69,7 +101,7 @@ def perform(
     weights = broadcast
     for rate in order.learning_rates:
         batch = _draw(order.batch, records, batches)
-        gradient = _clipped_gradient(charged, model, weights, batch, noise, vectorised)
+        gradient = _clipped_gradient(charged, model, weights, batch, noise, vectorised, dense)
         weights = weights - rate * (gradient + order.proximal * (weights - broadcast))
     if isinstance(order.clip, ModelClip):
         weights = clip(weights, order.clip.clip_norm, order.clip.norm)
@@ -87,7 +119,7 @@ def _draw(batch: Full | Poisson, records: Records, rng: Generator) -> Records:
 
 
 def _clipped_gradient(
-    charged: Charged, model: Model, weights: Tensor, batch: Records, rng: Generator, vectorised: bool
+    charged: Charged, model: Model, weights: Tensor, batch: Records, rng: Generator, vectorised: bool, dense: bool
 ) -> Tensor:
     """Return the gradient that one step follows: clipped, noised where the order says so, and averaged.
 
@@ -99,7 +131,10 @@ def _clipped_gradient(
     step_noise = order.noise if order.noise_on == "step" else None
 
     if isinstance(order.clip, RecordClip):
-        total = _sum_of_clipped(order.clip, model, weights, batch, vectorised)
+        if dense and len(batch):
+            total = sum_of_clipped_dense(model, weights, batch.x, batch.y, order.clip)
+        else:
+            total = _sum_of_clipped(order.clip, model, weights, batch, vectorised)
         return (total if step_noise is None else add_noise(total, step_noise, rng)) / expected
 
     gradient = torch.zeros_like(weights)

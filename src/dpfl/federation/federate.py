@@ -35,6 +35,7 @@ def federate(
 ) -> Federation:
     """Share a data set out among `clients`, apart from a public validation split and a test split.
 
+    `validation_share` may be 0 where no decision during training needs public data and no preprocessing is fitted.
     `data` is a name that `load` knows, a `Dataset`, a pair of arrays (features, targets) or a map-style torch
     data set. `partition` is `iid`, `dirichlet:ALPHA`, `classes:C`, `sorted` or `writer`; `min_records` is for
     dirichlet alone. `sizes` fixes how many records clients get (one number, or one for each of several equal
@@ -59,7 +60,7 @@ def federate(
     }
     how = parse_partition(partition)
     require_count("clients", clients, "give at least one")
-    _require_fraction("validation_share", validation_share)
+    _require_fraction("validation_share", validation_share, zero="for no public data")
     _require_fraction("test_share", test_share)
     streams = Streams(seed)
     dataset = as_dataset(data)
@@ -69,11 +70,18 @@ def federate(
     if len(test) == 0:
         held_out, private = _cut_off(private, dataset.groups, "test_share", test_share, streams.generator("test"))
         test = pool.take(held_out)
-    public, private = _cut_off(
-        private, dataset.groups, "validation_share", validation_share, streams.generator("validation")
-    )
+    public = private[:0]
+    if validation_share > 0:
+        public, private = _cut_off(
+            private, dataset.groups, "validation_share", validation_share, streams.generator("validation")
+        )
 
     if dataset.fit is not None:
+        if validation_share == 0:
+            raise BadInput(
+                f"validation_share must be above 0 for {dataset.name!r}, whose preprocessing is fitted on public data,"
+                " was 0; use for example 0.1"
+            )
         transform = dataset.fit(pool.x[public])
         pool, test = Records(transform(pool.x), pool.y), Records(transform(test.x), test.y)
     for part, records in (("pool", pool), ("test split", test)):
@@ -130,6 +138,8 @@ def _cut_off(rows: Tensor, groups: Tensor | None, field: str, share: float, rng:
     return rows[taken], rows[~taken]
 
 
-def _require_fraction(field: str, value: float) -> None:
-    if not (isinstance(value, (int, float)) and 0 < value < 1):
-        raise BadInput(f"{field} must be above 0 and below 1, was {value!r}; use for example 0.1")
+def _require_fraction(field: str, value: float, *, zero: str | None = None) -> None:
+    """Refuse what is no part of the data; `zero` says what none of it would be for, where that is allowed."""
+    if not (isinstance(value, (int, float)) and (0 < value < 1 or (zero and value == 0))):
+        least = f"at least 0 ({zero})" if zero else "above 0"
+        raise BadInput(f"{field} must be {least} and below 1, was {value!r}; use for example 0.1")

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from dpfl.errors import BadInput, require_count, require_positive
-from dpfl.orders import Neighbours, Unit
+from dpfl.orders import UNPAID, Neighbours, Question, Unit
 
 Calibration = Literal["tight", "paper"]
 
@@ -83,6 +83,11 @@ class Promise:
     cautions: tuple[str, ...] = ()  # where the paper's claim is known not to hold
 
     def __post_init__(self) -> None:
+        if self.uncounted and self.calibration == "tight":
+            raise BadInput(
+                f"uncounted must be empty in tight calibration, which leaves nothing out, was {self.uncounted!r}; use"
+                " public data or what was already noised, or pay for it"
+            )
         require_positive("claimed_sensitivity", self.claimed_sensitivity, "use 1 where the paper's is the proved one")
         if self.exposures is not None:
             require_count("exposures", self.exposures, "leave it out where nobody listens")
@@ -108,6 +113,17 @@ class Promise:
             }
             | {field: tuple(plain[field]) for field in ("against", "uncounted", "cautions")}
         )
+
+
+def unpaid(promise: Promise | None, questions: Sequence[Question]) -> Sequence[Question]:
+    """Let questions pass that the promise names as uncounted, and no others."""
+    for question in questions:
+        if promise is None or UNPAID[question] not in promise.uncounted:
+            raise BadInput(
+                f"a system must name what it asks clients for without noise, but did not name {UNPAID[question]!r};"
+                " add it to the uncounted releases of its promise"
+            )
+    return questions
 
 
 def cautions(promise: Promise, sizes: Sequence[int]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from dpfl.errors import BadInput
-from dpfl.privacy.accounting import Mechanism, Noise, least_noise, tight
+from dpfl.privacy.accounting import Accountant, Mechanism, Noise, least_noise, tight
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.gaussian_dp import mu_of
 
@@ -21,12 +21,17 @@ _ROUNDING = 1e-9
 
 
 def noise_multipliers(
-    noise: Noise, releases: Sequence[int], budgets: Sequence[Budget], *, sampling_rate: float = 1.0
+    noise: Noise,
+    releases: Sequence[int],
+    budgets: Sequence[Budget],
+    *,
+    sampling_rate: float = 1.0,
+    accountant: Accountant = tight,
 ) -> list[float]:
     """Return for each client the noise, in units of its sensitivity, at which its releases cost its whole budget.
 
-    Closed forms for noise on all records (Laplace noise at δ = 0); a search with privacy-loss distributions otherwise,
-    about a second for each distinct budget.
+    Closed forms for noise on all records (Laplace noise at δ = 0); a search with the accountant (privacy-loss
+    distributions) otherwise, about a second for each distinct budget.
     """
     if noise == "gaussian":
         for budget in budgets:
@@ -39,25 +44,34 @@ def noise_multipliers(
         pairs = zip(releases, budgets, strict=True)
         return [count / budget.epsilon * (1 + _ROUNDING) for count, budget in pairs]
     mechanism = Mechanism(noise, 1.0, sampling_rate)
-    return [_searched(mechanism, count, budget) for count, budget in zip(releases, budgets, strict=True)]
+    return [_searched(accountant, mechanism, count, budget) for count, budget in zip(releases, budgets, strict=True)]
 
 
 @lru_cache(maxsize=4096)
-def _searched(mechanism: Mechanism, releases: int, budget: Budget) -> float:
-    return least_noise(tight, mechanism, releases, budget)
+def _searched(accountant: Accountant, mechanism: Mechanism, releases: int, budget: Budget) -> float:
+    # The ledger rounds a multiplier down at the tenth digit before it prices it.
+    return least_noise(accountant, mechanism, releases, budget) * (1 + 2 * _ROUNDING)
 
 
 def gaussian_noise_stds(
-    sensitivities: Sequence[float], releases: Sequence[int], budgets: Sequence[Budget]
+    sensitivities: Sequence[float],
+    releases: Sequence[int],
+    budgets: Sequence[Budget],
+    spent: Sequence[float] | None = None,
 ) -> list[float]:
     """Return for each client the standard deviation at which its releases cost its whole budget and no more.
 
-    Inverts μ² = releases·(Δ/σ)², where μ is the Gaussian-DP parameter of (ε, δ).
+    Inverts μ² = Σ (Δ/σ_τ)² + releases·(Δ/σ)², where μ is the Gaussian-DP parameter of (ε, δ) and `spent` the sum over
+    earlier releases, which must leave something.
 
     >>> [round(std, 2) for std in gaussian_noise_stds([1.0], [1], [Budget(1.0, 1e-5)])]
     [3.73]
     """
     multipliers = noise_multipliers("gaussian", releases, budgets)
+    if spent is not None:
+        worth = mu_of([budget.epsilon for budget in budgets], [budget.delta for budget in budgets]) ** 2
+        left = np.maximum(1 - np.asarray(spent) / worth, 1e-12)  # of each budget; rounding must not make it negative
+        multipliers = [float(z) for z in np.asarray(multipliers) / np.sqrt(left)]
     return [bound * multiplier for bound, multiplier in zip(sensitivities, multipliers, strict=True)]
 
 
@@ -81,14 +95,17 @@ def downlink_noise_std(
     noise_stds: Sequence[float],
     releases: Sequence[int],
     budgets: Sequence[Budget],
+    cohort: int | None = None,
 ) -> float:
     """Return the least noise that the server must add to each broadcast model for readers of the models alone.
 
-    Client i moves a model by p_iΔ_i, under the variance Σ_j p_j²σ_j² + σ_D² of all clients' noise and the server's;
-    over its releases that must not cost more than its budget. 0 where the clients' own noise suffices.
+    Client i moves a model by p_iΔ_i, under the variance Σ_j p_j²σ_j² + σ_D² of the cohort's noise and the server's;
+    over its releases that must not cost more than its budget. 0 where the clients' own noise suffices. Where only
+    `cohort` clients take part in a round, they may be those that add least.
     """
     needed = gaussian_noise_stds(
         [p * bound for p, bound in zip(weights, sensitivities, strict=True)], releases, budgets
     )
-    own = math.hypot(*(p * std for p, std in zip(weights, noise_stds, strict=True)))
-    return math.sqrt(max(0.0, max(needed) ** 2 - own**2)) * (1 + _ROUNDING)
+    own = math.hypot(*sorted(p * std for p, std in zip(weights, noise_stds, strict=True))[:cohort])
+    least = max(needed) * (1 + 2e-6)  # the books round the noise of a model down at the sixth digit
+    return math.sqrt(max(0.0, least**2 - own**2))

@@ -20,8 +20,10 @@ class Score:
 
 
 @torch.no_grad()
-def evaluate(model: Model, weights: Tensor, records: Records) -> Score:
-    """Score the weights [d] on the records, in batches."""
+def evaluate(model: Model, weights: Tensor, records: Records) -> Score | None:
+    """Score the weights [d] on the records, in batches; None where there are none."""
+    if len(records) == 0:
+        return None
     model.module.eval()
     parameters = model.split(weights)
     loss, correct = 0.0, 0

@@ -6,17 +6,18 @@ here; a system's own file holds what is special about it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, Literal, TypeVar, cast
 
 from torch import Tensor
 
-from dpfl.errors import require_count, require_positive
-from dpfl.federation import CohortRule, Everyone, RandomK, Schedule
+from dpfl.errors import BadInput, require_count, require_positive
+from dpfl.federation import CohortRule, Everyone, PoissonCohort, RandomK, RoundRobin, Schedule
 from dpfl.options import fit_fields
-from dpfl.orders import Full, Order, Poisson
-from dpfl.privacy.budget import Promise
+from dpfl.orders import UNPAID, Full, Gaussian, Order, Poisson, Question
+from dpfl.privacy.accounting import Noise
+from dpfl.privacy.budget import Budget, Calibration, Promise, budgets, require_budgets
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,11 @@ S = TypeVar("S", bound=State)
 
 @dataclass(frozen=True)
 class Feedback:
-    """What the server learned in a round, from public data alone."""
+    """What the server learned in a round (or before the first): nothing private but the answers."""
 
-    validation_loss: float
+    validation_loss: float | None = None  # None where there is no public data
+    uploads: Mapping[int, Tensor] = field(default_factory=dict)  # as they came, noise included
+    answers: Mapping[Question, Mapping[int, float]] = field(default_factory=dict)  # to what the system asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +64,18 @@ class System(ABC, Generic[S]):
     """
 
     name: ClassVar[str]
+    until_spent: ClassVar[bool] = False  # whether it trains until no budget is left, as its natural end
     rounds: int
-    lr: float
+    lr: float | None
     cohort: int | None = None  # clients a round; None for all of them
+    scheduling: Literal["random", "round-robin", "poisson"] = "random"  # K at random, in turn, or K on average
 
     def __post_init__(self) -> None:
         """Check the options; a system that adds some checks them too."""
         fit_fields(self)
         require_count("rounds", self.rounds, "train for at least one round")
-        require_positive("lr", self.lr, "try 0.1")
+        if self.lr is not None:
+            require_positive("lr", self.lr, "try 0.1")
         if self.cohort is not None:
             require_count("cohort", self.cohort, "leave it out for all clients")
 
@@ -77,17 +83,24 @@ class System(ABC, Generic[S]):
     def orders(self, state: S) -> dict[int, Order]:
         """Decide what each client of the next cohort does."""
 
-    def promise(self, clients: int) -> Promise | None:
+    def promise(self, sizes: Sequence[int]) -> Promise | None:
         """Return what every client is promised: nothing, for a system without privacy."""
         return None
 
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """Return what clients are asked for without noise, which only a paper's own calibration may do."""
+        return ()
+
     def cohorts(self, clients: int) -> CohortRule:
-        """Return the rule by which clients are chosen: K at random a round, or all."""
+        """Return the rule by which clients are chosen: all of them, or K in the way that `scheduling` says."""
         if self.cohort is None or self.cohort == clients:
             return Everyone(clients)
-        return RandomK(clients, self.cohort)
+        if self.scheduling == "poisson" and self.cohort < clients:
+            return PoissonCohort(clients, self.cohort / clients)
+        return RoundRobin(clients, self.cohort) if self.scheduling == "round-robin" else RandomK(clients, self.cohort)
 
-    def begin(self, problem: Problem, model: Tensor) -> S:
+    def begin(self, problem: Problem, model: Tensor, feedback: Feedback) -> S:
         """Stand at the first round; a system that extends the state begins by itself."""
         return cast(S, State(problem=problem, model=model, rounds=self.rounds))
 
@@ -96,11 +109,66 @@ class System(ABC, Generic[S]):
         total = sum(state.problem.sizes[client] for client in answered)
         return {client: state.problem.sizes[client] / total for client in answered}
 
+    def downlink(self, state: S) -> Gaussian | None:
+        """Return the noise that the server adds to the model it sends out: none, for most systems."""
+        return None
+
     def adapt(self, state: S, feedback: Feedback) -> S:
         """Change what is to change for the next round: nothing, for a system without a controller."""
         return state
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrivateSystem(System[S]):
+    """A system that keeps a promise, and the options that come with one."""
+
+    clip: float = 1.0  # C
+    epsilon: float | tuple[float, ...] = 8.0  # one for all clients, or one each
+    delta: float | tuple[float, ...] | None = None  # likewise; None: 1e-3, or 0 with Laplace noise
+    calibration: Calibration = "tight"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("clip", self.clip, "try 1.0")
+        if self.delta is None:
+            object.__setattr__(self, "delta", 0.0 if self.noise == "laplace" else 1e-3)
+        assert self.delta is not None
+        require_budgets(self.epsilon, self.delta, pure=self.noise == "laplace")
+
+    @property
+    def noise(self) -> Noise:
+        """Return the law of the noise: Gaussian, for most systems."""
+        return "gaussian"
+
+    @abstractmethod
+    def promise(self, sizes: Sequence[int]) -> Promise:
+        """Say what is promised, to whom and about what."""
+
+    def budgets(self, clients: int) -> tuple[Budget, ...]:
+        """Give every client its budget."""
+        assert self.delta is not None
+        return budgets(self.epsilon, self.delta, clients)
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """Return in words what leaves clients without noise."""
+        return tuple(UNPAID[question] for question in self.questions)
+
+
 def batch_of(sampling_rate: float | None) -> Full | Poisson:
     """Return Poisson batches at this rate, or full batches for None."""
     return Full() if sampling_rate is None else Poisson(sampling_rate)
+
+
+def planned_replies(problem: Problem, first: int, last: int) -> list[int]:
+    """Count the rounds from `first` to `last` that each client will answer, as one at least.
+
+    The server draws all cohorts itself, so each client's noise can be exact for the rounds that it will answer.
+    """
+    return [max(1, int(count)) for count in problem.schedule.replies(first, last)]
+
+
+def require_all_clients(system: System[S], why: str) -> None:
+    """Refuse a cohort where a system asks every client in every round."""
+    if system.cohort is not None:
+        raise BadInput(f"cohort must be left out for {system.name}, which {why}, was {system.cohort}; leave it out")

@@ -1,87 +1,147 @@
-"""UDP: one full-batch step with per-record clipping, noised before it leaves the client (Wei et al., udp-crd).
+"""UDP: one full-batch step with per-record clipping, noised before upload; with CRD (Wei et al., udp-crd).
 
 Each client i has its own (ε_i, δ_i) and n_i, and so its own noise. The paper's name says user-level; its proof, and our
-promise, is for one record replaced by another.
+promise, is for one record replaced by another. Communication-rounds discounting (CRD) cuts the rounds that are left by
+a factor when a round has brought too little, and shares what is left of each budget among fewer.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
-from dpfl.errors import require_positive
-from dpfl.orders import Gaussian, Order, RecordClip, sensitivity
-from dpfl.privacy.budget import Calibration, Promise, budgets, require_budgets
+from dpfl.errors import BadInput, require_not_negative
+from dpfl.orders import Gaussian, Order, Question, RecordClip, sensitivity
+from dpfl.privacy.budget import Promise
 from dpfl.privacy.calibration import gaussian_noise_stds
-from dpfl.privacy.claims import udp_cautions, udp_noise_std
-from dpfl.systems.system import Problem, State, System
+from dpfl.privacy.claims import udp_cautions, udp_noise_std, udp_recomputed_noise_std
+from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, planned_replies
 
 
 @dataclass(frozen=True, kw_only=True)
 class UDPState(State):
-    """The state, and the noise that each client was asked for."""
+    """The state, the noise that each client adds now, and what the controller remembers."""
 
     noise_stds: tuple[float, ...]
+    precisions: tuple[float, ...]  # Σ 1/σ_i² over the rounds that count for client i
+    loss: float = math.nan  # V(w), where CRD watches it
 
 
 @dataclass(frozen=True, kw_only=True)
-class UDP(System[UDPState]):
+class UDP(PrivateSystem[UDPState]):
     """K random clients, w_i = w − (η/n_i)·Σ_m clip(g_{i,m}, C) + N(0, σ_i²I), weighed by n_i."""
 
     name: ClassVar[str] = "udp"
     rounds: int = 100
     lr: float = 2.0
-    clip: float = 1.0
-    epsilon: float | tuple[float, ...] = 8.0  # one for all clients, or one each
-    delta: float | tuple[float, ...] = 1e-3
-    calibration: Calibration = "tight"
+    discount: float | None = None  # CRD's β: the part of the rounds left that is kept; None: no discounting
+    least_gain: float = 1e-3  # CRD's ζ: a round that lowers the loss by less is followed by a discount
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive("clip", self.clip, "try 1.0")
-        require_budgets(self.epsilon, self.delta, pure=False)
+        if self.discount is not None and not 0 < self.discount < 1:
+            raise BadInput(f"discount must be above 0 and below 1, was {self.discount!r}; try 0.9")
+        require_not_negative("least_gain", self.least_gain, "try 1e-3")
+        if self.calibration == "paper" and self.cohort is not None and self.scheduling != "random":
+            raise BadInput(
+                f"scheduling must be 'random' in UDP's paper calibration, whose noise counts on chance (q = K/N), was"
+                f" {self.scheduling!r}; calibrate tightly, or leave it out"
+            )
 
-    def promise(self, clients: int) -> Promise:
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """Ask for the loss on clients' data where the paper's CRD watches it."""
+        return ("loss",) if self.discount is not None and self.calibration == "paper" else ()
+
+    def promise(self, sizes: Sequence[int]) -> Promise:
         """Promise (ε_i, δ_i) for a record, against the server."""
-        granted = budgets(self.epsilon, self.delta, clients)
+        granted = self.budgets(len(sizes))
         return Promise(
             budgets=granted,
             unit="record",
             neighbours="replace",
             calibration=self.calibration,
+            noise="fixed" if self.discount is None else "adaptive",
+            uncounted=self.uncounted,
             cautions=udp_cautions(granted) if self.calibration == "paper" else (),
         )
 
-    def begin(self, problem: Problem, model: Tensor) -> UDPState:
-        """Choose each client's noise for the whole training."""
-        return UDPState(problem=problem, model=model, rounds=self.rounds, noise_stds=tuple(self._noise_stds(problem)))
+    def begin(self, problem: Problem, model: Tensor, feedback: Feedback) -> UDPState:
+        """Choose each client's noise for the rounds that are planned."""
+        nothing = (0.0,) * len(problem.sizes)
+        state = UDPState(problem=problem, model=model, rounds=self.rounds, noise_stds=nothing, precisions=nothing)
+        state = replace(state, noise_stds=self._noise_stds(state))
+        return state if self.discount is None else replace(state, loss=self._watched(problem, feedback))
 
     def orders(self, state: UDPState) -> dict[int, Order]:
         """Order one clipped step, with each client's own noise on the upload."""
         return {client: self._order(Gaussian(state.noise_stds[client])) for client in state.cohort}
 
-    def _order(self, noise: Gaussian | None) -> Order:
-        return Order(steps=1, learning_rate=self.lr, clip=RecordClip(self.clip), noise=noise, noise_on="upload")
+    def adapt(self, state: UDPState, feedback: Feedback) -> UDPState:
+        """Discount the rounds where the loss fell by less than ζ, and share each budget's rest among those left."""
+        if self.discount is None:
+            return state
+        # The paper's sum runs over all rounds, its factor q stands for chance; a true one over those answered.
+        counted = range(len(state.noise_stds)) if self.calibration == "paper" else feedback.uploads
+        precisions = tuple(
+            sum_ + (1 / std**2 if client in counted else 0.0)
+            for client, (sum_, std) in enumerate(zip(state.precisions, state.noise_stds, strict=True))
+        )
+        loss, t = self._watched(state.problem, feedback), state.round - 1  # w^t became w^(t+1)
+        stalled = not state.loss - loss >= self.least_gain  # a loss that is no number is no gain
+        state = replace(state, precisions=precisions, loss=loss)
+        if not stalled:
+            return state
+        state = replace(state, rounds=max(math.floor(self.discount * (state.rounds - t)) + t, state.round))
+        return state if state.round == state.rounds else replace(state, noise_stds=self._noise_stds(state))
 
-    def _noise_stds(self, problem: Problem) -> Sequence[float]:
-        promise = self.promise(len(problem.sizes))
-        bounds = [
-            sensitivity(self._order(None), records=n, unit=promise.unit, neighbours=promise.neighbours, norm=2)
-            for n in problem.sizes  # Δ_i = 2ηC/n_i
-        ]
-        if self.calibration == "paper":
-            rate = (self.cohort or len(problem.sizes)) / len(problem.sizes)
-            return [
+    def _watched(self, problem: Problem, feedback: Feedback) -> float:
+        """Return V(w): on clients' data in the paper, on public data where the promise is to be true."""
+        if "loss" in feedback.answers:
+            total = sum(problem.sizes)
+            return math.fsum(problem.sizes[i] / total * loss for i, loss in feedback.answers["loss"].items())
+        if feedback.validation_loss is None:
+            raise BadInput(
+                "validation_share must be above 0 for CRD in tight calibration, was 0: it watches the loss, and on"
+                " clients' data that would be an uncounted release; hold some public data back, or leave discount out"
+            )
+        return feedback.validation_loss
+
+    def _order(self, noise: Gaussian | None) -> Order:
+        return clipped_step(self.lr, self.clip, noise)
+
+    def _noise_stds(self, state: UDPState) -> tuple[float, ...]:
+        """Share what is left of each budget among the rounds that are left."""
+        problem, granted = state.problem, self.budgets(len(state.problem.sizes))
+        bounds = [record_sensitivity(self._order(None), records) for records in problem.sizes]  # Δ_i = 2ηC/n_i
+        if self.calibration == "tight":
+            spent = [bound**2 * sum_ for bound, sum_ in zip(bounds, state.precisions, strict=True)]
+            replies = planned_replies(problem, state.round + 1, state.rounds)
+            return tuple(gaussian_noise_stds(bounds, replies, granted, spent))
+        rate = (self.cohort or len(problem.sizes)) / len(problem.sizes)
+        if state.round == 0:
+            return tuple(
                 udp_noise_std(
-                    sensitivity=bound,
-                    cohort_rate=rate,
-                    rounds=self.rounds,
-                    epsilon=grant.epsilon,
-                    delta=grant.delta,
+                    sensitivity=bound, cohort_rate=rate, rounds=state.rounds, epsilon=grant.epsilon, delta=grant.delta
                 )
-                for bound, grant in zip(bounds, promise.budgets, strict=True)
-            ]
-        # The server draws all cohorts itself, so each client's noise can be exact for the rounds it will answer.
-        replies = problem.schedule.replies(1, self.rounds)
-        return gaussian_noise_stds(bounds, [max(1, int(count)) for count in replies], promise.budgets)
+                for bound, grant in zip(bounds, granted, strict=True)
+            )
+        return tuple(
+            udp_recomputed_noise_std(
+                sensitivity=bound, cohort_rate=rate, rounds=state.rounds, done=state.round,
+                earlier_stds=[sum_**-0.5], epsilon=grant.epsilon, delta=grant.delta,
+            )
+            for bound, grant, sum_ in zip(bounds, granted, state.precisions, strict=True)
+        )  # fmt: skip
+
+
+def clipped_step(lr: float, clip: float, noise: Gaussian | None) -> Order:
+    """Order one full-batch step with per-record clipping and noise on the upload."""
+    return Order(steps=1, learning_rate=lr, clip=RecordClip(clip), noise=noise, noise_on="upload")
+
+
+def record_sensitivity(order: Order, records: int) -> float:
+    """Return how far one replaced record moves the upload."""
+    return sensitivity(order, records=records, unit="record", neighbours="replace", norm=2)

@@ -18,7 +18,7 @@ from dpfl.privacy.certificate import Certificate, certify, disagreements, rounde
 from dpfl.privacy.gaussian_dp import epsilon_of, mu_of
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
-from dpfl.systems import UDP, FedAvg, Problem, System
+from dpfl.systems import UDP, FedAvg, Feedback, Problem, System
 
 DELTA = 1e-5
 
@@ -27,10 +27,10 @@ def certificate_of(system: System, sizes: tuple[int, ...] = (10, 20, 30), *, see
     """Play the books of a whole training without training anything."""
     schedule = Schedule(system.cohorts(len(sizes)), Streams(0))
     ledger = Ledger(
-        system.promise(len(sizes)), sizes, system=system.name, config="0123456789ab", seeded=seeded,
+        system.promise(sizes), sizes, system=system.name, config="0123456789ab", seeded=seeded,
         versions={"dpfl": "0.1"},
     )  # fmt: skip
-    state = system.begin(Problem(sizes, 4, schedule), np.zeros(4))  # type: ignore[arg-type]
+    state = system.begin(Problem(sizes, 4, schedule), np.zeros(4), Feedback())  # type: ignore[arg-type]
     while state.round < state.rounds:
         paid = ledger.charge(system.orders(state))
         ledger.broadcast(system.weights(state, sorted(paid)))

@@ -17,7 +17,7 @@ from dpfl.privacy.certificate import certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
 from dpfl.streams import Streams
-from dpfl.systems import FedAvg, FedProx, FedSGD, Problem, System
+from dpfl.systems import FedAvg, FedProx, FedSGD, Feedback, Problem, System
 
 SIZES = (4, 11, 7)  # clients that differ in size, so that weights matter
 
@@ -40,11 +40,13 @@ def trained(
     clients, learner, streams = clients or federation(), model(), Streams(2)
     sizes = tuple(len(records) for records in clients)
     problem = Problem(sizes, learner.dim, Schedule(system.cohorts(len(sizes)), streams))
-    state = system.begin(problem, learner.weights())
-    ledger = ledger or Ledger(system.promise(len(sizes)), sizes)
+    state = system.begin(problem, learner.weights(), Feedback())
+    ledger = ledger or Ledger(system.promise(sizes), sizes)
     performers = ReferenceClients(learner, clients, streams)
     for _ in range(rounds):
-        state, _ = play(system, state, ledger=ledger, clients=performers, model=learner, validation=clients[0])
+        state, _ = play(
+            system, state, ledger=ledger, clients=performers, model=learner, validation=clients[0], streams=streams
+        )
     return state.model
 
 
@@ -110,7 +112,7 @@ def test_every_upload_is_noted_as_one_without_noise(system: System) -> None:
 
 
 def state_of(system: System) -> object:
-    return system.begin(Problem(SIZES, 18, Schedule(system.cohorts(3), Streams(0))), torch.zeros(18))
+    return system.begin(Problem(SIZES, 18, Schedule(system.cohorts(3), Streams(0))), torch.zeros(18), Feedback())
 
 
 def test_orders_by_hand() -> None:
@@ -121,7 +123,7 @@ def test_orders_by_hand() -> None:
         (FedProx(local_steps=4, lr=0.2, proximal=0.6), Order(steps=4, learning_rate=0.2, proximal=0.6)),
     ]:
         assert system.orders(state_of(system)) == {0: expected, 1: expected, 2: expected}
-        assert system.promise(3) is None
+        assert system.promise(SIZES) is None
 
 
 def test_nothing_adapts() -> None:

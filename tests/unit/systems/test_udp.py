@@ -19,7 +19,7 @@ from dpfl.systems import UDP, Feedback, Problem, State
 
 def begin(system: UDP, sizes: tuple[int, ...], seed: int = 0) -> State:
     schedule = Schedule(system.cohorts(len(sizes)), Streams(seed))
-    return system.begin(Problem(sizes, 3, schedule), torch.zeros(3))
+    return system.begin(Problem(sizes, 3, schedule), torch.zeros(3), Feedback())
 
 
 def all_orders(system: UDP, state: State) -> Iterator[dict[int, Order]]:
@@ -78,7 +78,7 @@ def test_the_noise_is_the_same_in_every_round() -> None:
 def test_exact_noise_spends_each_budget_and_no_more(seed: int) -> None:
     sizes, epsilon, delta = tuple(range(10, 22)), tuple(0.5 * 1.5**i for i in range(12)), (1e-3, 1e-5, 1e-2) * 4
     system = UDP(rounds=40, cohort=3, epsilon=epsilon, delta=delta)
-    ledger = Ledger(system.promise(12), sizes)
+    ledger = Ledger(system.promise(sizes), sizes)
     for orders in all_orders(system, begin(system, sizes, seed)):
         assert sorted(ledger.charge(orders)) == sorted(orders)  # nobody is ever refused
     lines = certify(ledger.books, ledger.run).spending
@@ -93,7 +93,7 @@ def test_exact_noise_spends_each_budget_and_no_more(seed: int) -> None:
 def test_one_round_more_than_planned_is_refused() -> None:
     system = UDP(rounds=5)
     state = begin(system, (10, 20))
-    ledger = Ledger(system.promise(2), (10, 20))
+    ledger = Ledger(system.promise((10, 20)), (10, 20))
     for orders in all_orders(system, state):
         ledger.charge(orders)
     with pytest.raises(RuntimeError, match="budget"):
@@ -120,13 +120,13 @@ def test_weights_are_shares_of_the_records_that_answered() -> None:
 
 
 def test_the_promise_is_for_one_record_replaced() -> None:
-    promise = UDP(epsilon=(1.0, 2.0), delta=1e-4).promise(2)
+    promise = UDP(epsilon=(1.0, 2.0), delta=1e-4).promise((10, 10))
     assert (promise.unit, promise.neighbours, promise.calibration) == ("record", "replace", "tight")
     assert [(budget.epsilon, budget.delta) for budget in promise.budgets] == [(1.0, 1e-4), (2.0, 1e-4)]
     assert promise.uncounted == promise.cautions == ()
     assert (promise.against, promise.exposures) == (("server",), None)
     assert (promise.noise, promise.claimed_sensitivity) == ("fixed", 1.0)
-    assert UDP(calibration="paper").promise(2).calibration == "paper"
+    assert UDP(calibration="paper").promise((10, 10)).calibration == "paper"
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_the_papers_formula_is_cautioned_where_it_breaks_its_own_promise(
     epsilon: float | tuple[float, ...], delta: float | tuple[float, ...], cautioned: Budget | None
 ) -> None:
     clients = len(epsilon) if isinstance(epsilon, tuple) else 1
-    said = UDP(epsilon=epsilon, delta=delta, calibration="paper").promise(clients).cautions
+    said = UDP(epsilon=epsilon, delta=delta, calibration="paper").promise((10,) * clients).cautions
     assert len(said) == (cautioned is not None)
     if cautioned is not None:
         assert f"was {cautioned.epsilon:g} at δ = {cautioned.delta:g}" in said[0]
-    assert UDP(epsilon=epsilon, delta=delta).promise(clients).cautions == ()  # exact noise keeps every promise
+    assert UDP(epsilon=epsilon, delta=delta).promise((10,) * clients).cautions == ()  # exact noise keeps every promise
 
 
 def test_the_cohort_is_drawn_at_random_or_is_everyone() -> None:
@@ -189,7 +189,7 @@ def test_a_list_must_have_one_entry_for_each_client() -> None:
     with pytest.raises(BadInput, match="epsilon must be one number or one for each of the 3 clients, was 2 numbers"):
         begin(UDP(epsilon=(1.0, 2.0)), (10, 10, 10))
     with pytest.raises(BadInput, match="delta must be one number"):
-        UDP(delta=(1e-3,) * 4).promise(3)
+        UDP(delta=(1e-3,) * 4).promise((10,) * 3)
 
 
 def test_a_cohort_larger_than_the_federation_is_refused() -> None:

@@ -1,0 +1,123 @@
+"""Adap DP-FL, as ALI-DPFL's paper compares with it: DP-SGD clients whose clip and noise adapt (Fu et al., 2022).
+
+The papers at hand say: per-client clipping from the mean gradient norm, and a noise multiplier that is decayed when the
+loss fell over the last rounds, under the Rényi accountant. What they leave open is decided so:
+
+- A client's next threshold is a multiple of the length of its mean gradient, estimated from its own noised upload:
+  ‖upload/(ηE)‖² less the expected ‖noise‖², which is public. Nothing new is released.
+- The loss is that of public data. When it fell in each of the last `patience` rounds, every multiplier shrinks.
+- The first multiplier is what R rounds without decay need; each client takes part until its Rényi filter refuses.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dpfl.errors import BadInput, require_count, require_positive
+from dpfl.orders import Order, Poisson
+from dpfl.privacy import renyi
+from dpfl.privacy.budget import Promise
+from dpfl.privacy.calibration import noise_multipliers
+from dpfl.systems.dpsgd import dpsgd_order
+from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, planned_replies
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapState(State):
+    """The state, each client's noise and threshold, and the last losses."""
+
+    noise_multipliers: tuple[float, ...]
+    clips: tuple[float, ...]
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapDPFL(PrivateSystem[AdapState]):
+    """E steps of DP-SGD at every client of the cohort, averaged by the number of records."""
+
+    name: ClassVar[str] = "adap-dpfl"
+    until_spent: ClassVar[bool] = True
+    rounds: int = 60
+    local_steps: int = 1
+    lr: float = 4.0
+    clip: float = 1.0  # of the first round
+    clip_factor: float = 1.0  # a threshold in lengths of the mean gradient
+    sampling_rate: float = 0.5  # q
+    noise_decay: float = 0.98
+    patience: int = 4  # rounds in which the loss must have fallen
+    calibration: Literal["tight"] = "tight"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count("local_steps", self.local_steps, "take at least one local step a round")
+        require_count("patience", self.patience, "watch at least one round")
+        require_positive("clip_factor", self.clip_factor, "try 1")
+        Poisson(self.sampling_rate)
+        if not 0 < self.noise_decay <= 1:
+            raise BadInput(f"noise_decay must be above 0 and at most 1, was {self.noise_decay!r}; try 0.98")
+
+    def promise(self, sizes: Sequence[int]) -> Promise:
+        """Promise (ε_i, δ_i) for a record added or removed, against the server, whatever the noise becomes."""
+        return Promise(
+            budgets=self.budgets(len(sizes)),
+            unit="record",
+            neighbours="add-remove",
+            calibration=self.calibration,
+            noise="adaptive",
+        )
+
+    def begin(self, problem: Problem, model: Tensor, feedback: Feedback) -> AdapState:
+        """Begin with the noise that all rounds would need."""
+        clients = len(problem.sizes)
+        steps = [self.local_steps * count for count in planned_replies(problem, 1, self.rounds)]
+        multipliers = noise_multipliers(
+            "gaussian", steps, self.budgets(clients), sampling_rate=self.sampling_rate, accountant=renyi.epsilon
+        )
+        return AdapState(
+            problem=problem, model=model, rounds=self.rounds, noise_multipliers=tuple(multipliers),
+            clips=(self.clip,) * clients, losses=(self._watched(feedback),),
+        )  # fmt: skip
+
+    def orders(self, state: AdapState) -> dict[int, Order]:
+        """Order DP-SGD under each client's own threshold and noise."""
+        return {
+            client: dpsgd_order(
+                steps=self.local_steps, lr=self.lr, sampling_rate=self.sampling_rate, clip=state.clips[client],
+                noise_multiplier=state.noise_multipliers[client],
+            )
+            for client in state.cohort
+        }  # fmt: skip
+
+    def adapt(self, state: AdapState, feedback: Feedback) -> AdapState:
+        """Choose the thresholds anew, and lower the noise where the loss has been falling."""
+        losses = (*state.losses, self._watched(feedback))[-self.patience - 1 :]
+        fell = len(losses) > self.patience and all(later < earlier for earlier, later in pairwise(losses))
+        multipliers = state.noise_multipliers
+        if fell:
+            multipliers, losses = tuple(self.noise_decay * one for one in multipliers), losses[-1:]
+        clips = list(state.clips)
+        for client, upload in feedback.uploads.items():
+            clips[client] = self._next_clip(state, client, upload)
+        return replace(state, losses=losses, clips=tuple(clips), noise_multipliers=multipliers)
+
+    def _next_clip(self, state: AdapState, client: int, upload: Tensor) -> float:
+        """Return c·‖mean gradient‖, between a tenth and ten times the first threshold."""
+        batch = self.sampling_rate * state.problem.sizes[client]
+        noise = (state.noise_multipliers[client] * state.clips[client] / batch) ** 2 * len(upload) / self.local_steps
+        assert self.lr is not None
+        length = float(torch.linalg.vector_norm(upload)) / (self.lr * self.local_steps)
+        wanted = self.clip_factor * math.sqrt(max(length**2 - noise, 0.0))
+        return min(max(wanted, self.clip / 10), 10 * self.clip)
+
+    def _watched(self, feedback: Feedback) -> float:
+        if feedback.validation_loss is None:
+            raise BadInput(
+                "validation_share must be above 0 for adap-dpfl, was 0: it watches the loss, and on clients' data that"
+                " would be an uncounted release; hold some public data back"
+            )
+        return feedback.validation_loss

@@ -1,0 +1,143 @@
+"""ALI-DPFL: DP-SGD clients, and as many local steps each round as its bound likes best (ali-dpfl).
+
+Two things are short: communication rounds (R_s, here `rounds`) and local steps, of which the budget allows R_c. Where
+rounds are plenty (R_s ≥ R_c) one step a round is best; otherwise τ* (equation 9) is computed after every round. It
+needs the curvature μ of the loss. The paper takes it from exact local gradients, an uncounted release; in tight
+calibration it comes from the noised models: the mean gradient of a round is (before − after)/(ητ), and μ is by how much
+it changed from the last round to this one, over the way between the two models.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dpfl.errors import require_count, require_not_negative, require_positive
+from dpfl.orders import Order, Poisson, Question
+from dpfl.privacy.budget import Promise
+from dpfl.systems.dpsgd import affordable_steps, dpsgd_order
+from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, require_all_clients
+
+
+def optimal_local_steps(
+    *,
+    curvature: float,
+    clip: float,
+    heterogeneity: float,
+    total_steps: float,
+    noise_multiplier: float,
+    dim: int,
+    batch: float,
+) -> float:
+    """Return τ* = √(1 + (4/μ² + 3C² + 2ΓTμ + σ²C²d/B̂²)/((2 + 1/T)(C² + σ²C²d/B̂²))) (ALI-DPFL, equation 9).
+
+    total_steps: T, the local steps of the whole training. batch: B̂, the smallest client's expected batch.
+    """
+    noise = (noise_multiplier * clip / batch) ** 2 * dim
+    above = 4 / curvature**2 + 3 * clip**2 + 2 * heterogeneity * total_steps * curvature + noise
+    return math.sqrt(1 + above / ((2 + 1 / total_steps) * (clip**2 + noise)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ALIState(State):
+    """The state, what is left of R_c at each client, and what τ* is computed from."""
+
+    left: tuple[int, ...]
+    total_steps: int  # R_c of the client that can pay for most
+    steps: int  # τ of the next round
+    before: Tensor  # the model that the last round began with
+    gradient: Tensor | None = None  # the mean noised gradient of the last round
+    moved: float = math.nan  # how far that round moved the model
+
+
+@dataclass(frozen=True, kw_only=True)
+class ALIDPFL(PrivateSystem[ALIState]):
+    """τ* steps of DP-SGD at every client, averaged by the number of records, until R_s or R_c is reached."""
+
+    name: ClassVar[str] = "ali-dpfl"
+    rounds: int = 30  # R_s
+    local_steps: int = 1  # τ of the first round, where R_s < R_c
+    lr: float = 2.0
+    sampling_rate: float = 0.5  # q
+    noise_multiplier: float = 4.0  # σ, in units of the clip
+    heterogeneity: float = 10.0  # Γ, how far apart the clients' best losses are; 0 for clients that are alike
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_all_clients(self, "asks every client in every round")
+        require_count("local_steps", self.local_steps, "take at least one local step a round")
+        Poisson(self.sampling_rate)
+        require_positive("noise_multiplier", self.noise_multiplier, "try 1.1")
+        require_not_negative("heterogeneity", self.heterogeneity, "use 0 for clients that are alike")
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """Ask for the curvature on clients' data, as the paper does."""
+        return ("curvature",) if self.calibration == "paper" else ()
+
+    def promise(self, sizes: Sequence[int]) -> Promise:
+        """Promise (ε_i, δ_i) for a record added or removed, against the server."""
+        return Promise(
+            budgets=self.budgets(len(sizes)),
+            unit="record",
+            neighbours="add-remove",
+            calibration=self.calibration,
+            uncounted=self.uncounted,
+        )
+
+    def begin(self, problem: Problem, model: Tensor, feedback: Feedback) -> ALIState:
+        """Find out how many local steps each budget allows."""
+        left = affordable_steps(self._order(1), self.budgets(len(problem.sizes)), self.calibration)
+        state = ALIState(
+            problem=problem, model=model, rounds=self.rounds, left=left, total_steps=max(left), steps=1, before=model
+        )
+        return self._ordering(state, self.local_steps)
+
+    def orders(self, state: ALIState) -> dict[int, Order]:
+        """Order τ steps of DP-SGD, or as many as the client can still pay for."""
+        return {client: self._order(min(state.steps, left)) for client, left in enumerate(state.left) if left > 0}
+
+    def adapt(self, state: ALIState, feedback: Feedback) -> ALIState:
+        """Choose τ for the next round; end where nobody can pay for another step."""
+        used = {client: min(state.steps, left) for client, left in enumerate(state.left) if client in feedback.uploads}
+        left = tuple(count - used.get(client, 0) for client, count in enumerate(state.left))
+        gradient = (state.before - state.model) / (self.lr * state.steps)
+        curvature = self._curvature(state, gradient, feedback)
+        moved = float(torch.linalg.vector_norm(state.model - state.before))
+        state = replace(state, left=left, before=state.model, gradient=gradient, moved=moved)
+        if max(left) == 0:
+            return replace(state, rounds=state.round)
+        if not (math.isfinite(curvature) and curvature > 0):  # not known yet, or nothing moved
+            return self._ordering(state, state.steps)
+        best = optimal_local_steps(
+            curvature=curvature, clip=self.clip, heterogeneity=self.heterogeneity,
+            total_steps=min(self.rounds * state.steps, state.total_steps), noise_multiplier=self.noise_multiplier,
+            dim=state.problem.dim, batch=self.sampling_rate * min(state.problem.sizes),
+        )  # fmt: skip
+        return self._ordering(state, round(min(best, state.total_steps)))
+
+    def _ordering(self, state: ALIState, steps: int) -> ALIState:
+        """Order this many steps next, one at least, and no more than the budget and (tight) the rounds left leave."""
+        if self.rounds >= state.total_steps:
+            return replace(state, steps=1)
+        most = max(state.left)
+        if self.calibration == "tight" and state.round < state.rounds:  # so that it lasts until the last round
+            most = max(1, most // (state.rounds - state.round))
+        return replace(state, steps=max(1, min(steps, most)))
+
+    def _curvature(self, state: ALIState, gradient: Tensor, feedback: Feedback) -> float:
+        if self.calibration == "paper":
+            told, total = feedback.answers["curvature"], sum(state.problem.sizes)
+            return math.fsum(state.problem.sizes[client] / total * one for client, one in told.items())
+        if state.gradient is None or state.moved == 0:
+            return math.nan
+        return float(torch.linalg.vector_norm(gradient - state.gradient)) / state.moved
+
+    def _order(self, steps: int) -> Order:
+        return dpsgd_order(
+            steps=steps, lr=self.lr, sampling_rate=self.sampling_rate, clip=self.clip,
+            noise_multiplier=self.noise_multiplier,
+        )  # fmt: skip

@@ -1,0 +1,141 @@
+"""NbAFL: noise before aggregation on the uplink, and on the downlink where it is needed (Wei et al., nbafl).
+
+Clients pull their local training towards the broadcast model and clip what they end with; whoever overhears at most L
+of a client's uploads, and whoever reads all broadcast models, shall learn at most (ε, δ). The server itself is trusted.
+
+The paper clips the parameters and claims a sensitivity of 2C/m; what that clip proves is 2C. With `clipping="record"`,
+the default of tight calibration, each record's gradient is clipped in the local steps instead: for a single step a
+bound of 2ηC/n_i is proved, which is what the paper had in mind.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from dpfl.errors import BadInput, require_count, require_not_negative
+from dpfl.orders import Gaussian, ModelClip, Order, RecordClip, sensitivity
+from dpfl.privacy.budget import Promise
+from dpfl.privacy.calibration import downlink_noise_std, gaussian_noise_stds
+from dpfl.privacy.claims import nbafl_cautions, nbafl_downlink_noise_std, nbafl_uplink_noise_std
+from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, planned_replies
+
+
+@dataclass(frozen=True, kw_only=True)
+class NbAFLState(State):
+    """The state, and the noise on both ways."""
+
+    uplink_stds: tuple[float, ...]
+    downlink_std: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NbAFL(PrivateSystem[NbAFLState]):
+    """All clients or K at random, w_i ≈ argmin F_i(w) + (μ/2)‖w − broadcast‖², clipped, noised, weighed alike."""
+
+    name: ClassVar[str] = "nbafl"
+    rounds: int = 50
+    lr: float = 2.0
+    clipping: Literal["model", "record"] | None = None  # None: as the calibration has it (paper: model)
+    local_steps: int | None = None  # None: 1 where records are clipped, 5 otherwise
+    proximal: float = 0.1  # μ
+    exposures: int = 1  # L: uploads of a client that are overheard at most
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clipping is None:
+            object.__setattr__(self, "clipping", "record" if self.calibration == "tight" else "model")
+        if self.local_steps is None:
+            object.__setattr__(self, "local_steps", 1 if self.clipping == "record" else 5)
+        assert self.local_steps is not None
+        require_count("local_steps", self.local_steps, "take at least one local step a round")
+        require_not_negative("proximal", self.proximal, "use 0 for no pull")
+        require_count("exposures", self.exposures, "count at least one upload")
+        if self.exposures > self.rounds:
+            raise BadInput(
+                f"exposures must be at most the {self.rounds} rounds, was {self.exposures}: nobody hears more uploads"
+                " than there are; lower it"
+            )
+        if self.calibration == "paper" and self.clipping == "record":
+            raise BadInput(
+                "clipping must be 'model' in NbAFL's paper calibration, whose noise is for clipped parameters, was"
+                " 'record'; calibrate tightly, or leave it out"
+            )
+        if self.cohort is not None and self.scheduling != "random":
+            raise BadInput(
+                f"scheduling must be 'random' for nbafl, whose downlink noise counts on K clients at random, was"
+                f" {self.scheduling!r}; leave it out, or let all clients take part"
+            )
+
+    def promise(self, sizes: Sequence[int]) -> Promise:
+        """Promise (ε_i, δ_i) for a record, against who overhears L uploads and who reads all models."""
+        granted, paper = self.budgets(len(sizes)), self.calibration == "paper"
+        return Promise(
+            budgets=granted,
+            unit="record",
+            neighbours="replace",
+            calibration=self.calibration,
+            against=("uplink", "released"),
+            exposures=self.exposures,
+            claimed_sensitivity=1 / min(sizes) if paper else 1.0,  # 2C/m, where 2C is proved
+            cautions=nbafl_cautions(granted) if paper else (),
+        )
+
+    def begin(self, problem: Problem, model: Tensor, feedback: Feedback) -> NbAFLState:
+        """Choose the noise on both ways for the whole training."""
+        uplink, downlink = self._papers_noise(problem) if self.calibration == "paper" else self._true_noise(problem)
+        return NbAFLState(
+            problem=problem, model=model, rounds=self.rounds, uplink_stds=tuple(uplink), downlink_std=downlink
+        )
+
+    def orders(self, state: NbAFLState) -> dict[int, Order]:
+        """Order proximal local training, with noise on the clipped result."""
+        return {client: self._order(Gaussian(state.uplink_stds[client])) for client in state.cohort}
+
+    def weights(self, state: NbAFLState, answered: Sequence[int]) -> dict[int, float]:
+        """Weigh all alike: what makes the broadcast model tell least about any one client."""
+        return dict.fromkeys(answered, 1 / len(answered)) if answered else {}
+
+    def downlink(self, state: NbAFLState) -> Gaussian | None:
+        """Add the server's own noise where that of the clients does not suffice."""
+        return Gaussian(state.downlink_std) if state.downlink_std > 0 else None
+
+    def _order(self, noise: Gaussian | None) -> Order:
+        assert self.local_steps is not None
+        clip = ModelClip(self.clip) if self.clipping == "model" else RecordClip(self.clip)
+        return Order(
+            steps=self.local_steps, learning_rate=self.lr, clip=clip, noise=noise, noise_on="upload",
+            proximal=self.proximal,
+        )  # fmt: skip
+
+    def _papers_noise(self, problem: Problem) -> tuple[list[float], float]:
+        clients, fewest = len(problem.sizes), min(problem.sizes)
+        granted = self.budgets(clients)
+        uplink = [
+            nbafl_uplink_noise_std(
+                clip=self.clip, fewest_records=fewest, exposures=self.exposures, epsilon=one.epsilon, delta=one.delta
+            )
+            for one in granted
+        ]
+        strictest = max(range(clients), key=lambda client: uplink[client])  # one σ_D has to serve everybody
+        downlink = nbafl_downlink_noise_std(
+            clip=self.clip, fewest_records=fewest, clients=clients, cohort=self.cohort or clients,
+            exposures=self.exposures, rounds=self.rounds, epsilon=granted[strictest].epsilon,
+            delta=granted[strictest].delta,
+        )  # fmt: skip
+        return uplink, downlink
+
+    def _true_noise(self, problem: Problem) -> tuple[list[float], float]:
+        clients, order = len(problem.sizes), self._order(None)
+        granted, cohort = self.budgets(clients), self.cohort or clients
+        bounds = [
+            sensitivity(order, records=records, unit="record", neighbours="replace", norm=2)
+            for records in problem.sizes
+        ]
+        uplink = gaussian_noise_stds(bounds, [self.exposures] * clients, granted)
+        downlink = downlink_noise_std(
+            sensitivities=bounds, weights=[1 / cohort] * clients, noise_stds=uplink,
+            releases=planned_replies(problem, 1, self.rounds), budgets=granted, cohort=cohort,
+        )  # fmt: skip
+        return uplink, downlink

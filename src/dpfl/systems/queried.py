@@ -1,0 +1,149 @@
+"""What DP-FedAvg and FedSGD-DPC share: clients asked in turn, Laplace or Gaussian noise, and rates that may decay."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from dpfl.errors import BadInput, require_positive
+from dpfl.orders import Gaussian, Laplace, Norm, Order, sensitivity
+from dpfl.privacy.accounting import Noise
+from dpfl.privacy.calibration import noise_multipliers
+from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, planned_replies
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueriedState(State):
+    """The state, and each client's noise in units of the sensitivity of its round."""
+
+    noise_multipliers: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueriedSystem(PrivateSystem[QueriedState]):
+    """K clients in turn, update weights (N/K)·n_i/n, and a choice of noise and of learning rates.
+
+    Rates are η_k = lr·γ/(k + γ) for local step k = 0, 1, … of the whole training, or lr throughout where γ is left out.
+    The theory's are 2/(μ(k + γ)), with a γ of each paper's own: give μ and λ instead of lr.
+    """
+
+    mechanism: Noise = "gaussian"
+    norm: int | None = None  # of the clip: 1 for Laplace noise; 2, or 1, for Gaussian noise
+    scheduling: Literal["random", "round-robin", "poisson"] = "round-robin"
+    lr: float | None = None
+    lr_gamma: float | None = None  # γ; None: the rate does not decay
+    strong_convexity: float | None = None  # μ of the loss, for the theory's rates
+    smoothness: float | None = None  # λ of the loss, for the theory's rates
+
+    @property
+    @abstractmethod
+    def usual_lr(self) -> float:
+        """Return the rate where none is given."""
+
+    @abstractmethod
+    def theory_gamma(self, strong_convexity: float, smoothness: float) -> float:
+        """Return the γ of the paper's theory."""
+
+    @abstractmethod
+    def order(self, done: int, noise: Gaussian | Laplace | None) -> Order:
+        """Return the order of the round after `done` rounds."""
+
+    @abstractmethod
+    def papers_noise(self, order: Order, problem: Problem, client: int) -> Gaussian | Laplace:
+        """Return the noise that the paper's formula gives for this order."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norm is None:
+            object.__setattr__(self, "norm", 1 if self.mechanism == "laplace" else 2)
+        if self.norm not in (1, 2):
+            raise BadInput(f"norm must be 1 or 2, was {self.norm!r}; leave it out for the one that suits the noise")
+        if self.mechanism == "laplace" and self.norm == 2:
+            raise BadInput(
+                "norm must be 1 with Laplace noise, was 2: an L2 clip bounds the L1 norm, which that noise is scaled"
+                " to, only by a factor that grows with the model; leave it out, or use mechanism=gaussian"
+            )
+        theory = (self.strong_convexity, self.smoothness)
+        if theory == (None, None):
+            if self.lr is None:
+                object.__setattr__(self, "lr", self.usual_lr)
+            if self.lr_gamma is not None:
+                require_positive("lr_gamma", self.lr_gamma, "leave it out for a rate that does not decay")
+            return
+        for field, value in zip(("strong_convexity", "smoothness"), theory, strict=True):
+            if value is None:
+                raise BadInput(f"{field} must be given for the theory's rates, was left out; give both or neither")
+            require_positive(field, value, "estimate it on public data")
+        if self.lr is not None or self.lr_gamma is not None:
+            raise BadInput(
+                "lr and lr_gamma must be left out with the theory's rates, which follow from strong_convexity and"
+                f" smoothness, were {self.lr!r} and {self.lr_gamma!r}; give the one or the other"
+            )
+
+    @property
+    def noise(self) -> Noise:
+        """Return the chosen law."""
+        return self.mechanism
+
+    @property
+    def clip_norm(self) -> Norm:
+        """Return the norm of the clip."""
+        return 1 if self.norm == 1 else 2
+
+    def rates(self, done: int, steps: int) -> tuple[float, ...]:
+        """Return the rates of the next local steps, after `done` of the whole training."""
+        if self.strong_convexity is not None and self.smoothness is not None:
+            gamma = self.theory_gamma(self.strong_convexity, self.smoothness)
+            first = 2 / (self.strong_convexity * gamma)
+        else:
+            assert self.lr is not None
+            first, gamma = self.lr, self.lr_gamma or 0.0
+        if not gamma:
+            return (first,) * steps
+        return tuple(first * gamma / (step + gamma) for step in range(done, done + steps))
+
+    def begin(self, problem: Problem, model: Tensor, feedback: Feedback) -> QueriedState:
+        """Choose each client's noise multiplier for the rounds that it will answer."""
+        clients = len(problem.sizes)
+        multipliers: Sequence[float] = (0.0,) * clients
+        if self.calibration == "tight":
+            replies = planned_replies(problem, 1, self.rounds)
+            multipliers = noise_multipliers(
+                self.mechanism, replies, self.budgets(clients), sampling_rate=self.amplification
+            )
+        return QueriedState(problem=problem, model=model, rounds=self.rounds, noise_multipliers=tuple(multipliers))
+
+    @property
+    def amplification(self) -> float:
+        """Return the rate at which records are sampled, where that makes noise worth more."""
+        return 1.0
+
+    def orders(self, state: QueriedState) -> dict[int, Order]:
+        """Order the round's steps, with noise in proportion to their sensitivity."""
+        plain = self.order(state.round, None)
+        if self.calibration == "paper":
+            return {
+                client: self.order(state.round, self.papers_noise(plain, state.problem, client))
+                for client in state.cohort
+            }
+        promise = self.promise(state.problem.sizes)
+        noised = {}
+        for client in state.cohort:
+            bound = sensitivity(
+                plain, records=state.problem.sizes[client], unit=promise.unit, neighbours=promise.neighbours,
+                norm=1 if self.mechanism == "laplace" else 2,
+            )  # fmt: skip
+            size = state.noise_multipliers[client] * bound
+            noised[client] = self.order(state.round, Laplace(size) if self.mechanism == "laplace" else Gaussian(size))
+        return noised
+
+    def weights(self, state: QueriedState, answered: Sequence[int]) -> dict[int, float]:
+        """Weigh an update by (N/K)·n_i/n, with K clients that answered: unbiased, though the sum is not always 1."""
+        sizes = state.problem.sizes
+        return {client: len(sizes) / len(answered) * sizes[client] / sum(sizes) for client in answered}
+
+    def mean_replies(self, clients: int) -> float:
+        """Return K·R/N, by which the papers count a client's answers; it need not be a whole number."""
+        return (self.cohort or clients) * self.rounds / clients
