@@ -69,6 +69,10 @@ def parse(table: Mapping[str, Any]) -> Config:
     kind = choose("system", name, SYSTEMS)
     settings, own = ({field.name for field in fields(part)} for part in (Settings, kind))
     for key in options:
+        if key == "search":
+            raise BadInput(
+                "search must be left out here: only `dpfl compare` tries several values; give one for each key"
+            )
         if key not in settings | own:
             raise BadInput(
                 f"{key} must be a setting or an option of {name}, but neither knows it; {name} takes"

@@ -72,7 +72,23 @@ def run(config: Config, *, out: Path | None = None, force: bool = False, on_roun
     settings = config.settings
     if out is not None:
         run_folder.claim(out, force=force)  # before the data is loaded, which can take a while
-    federation = federate(
+    return train(
+        config.system,
+        federation_of(settings),
+        settings.model,
+        seed=settings.seed,
+        device=settings.device,
+        evaluate_every=settings.evaluate_every,
+        ledger=settings.ledger,
+        out=out,
+        force=force,
+        on_round=on_round,
+    )
+
+
+def federation_of(settings: Settings) -> Federation:
+    """Share the data out as the settings say."""
+    return federate(
         settings.data,
         clients=settings.clients,
         partition=settings.partition,
@@ -82,18 +98,6 @@ def run(config: Config, *, out: Path | None = None, force: bool = False, on_roun
         validation_share=settings.validation_share,
         test_share=settings.test_share,
         seed=settings.seed if settings.data_seed is None else settings.data_seed,
-    )
-    return train(
-        config.system,
-        federation,
-        settings.model,
-        seed=settings.seed,
-        device=settings.device,
-        evaluate_every=settings.evaluate_every,
-        ledger=settings.ledger,
-        out=out,
-        force=force,
-        on_round=on_round,
     )
 
 

@@ -15,7 +15,7 @@ from dpfl.privacy import claims
 ROOT = Path(dpfl.__file__).parent
 SOURCES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in ROOT.rglob("*.py")}
 
-# orders ← {privacy, federation, models} ← {clients, server, systems} ← {round, config} ← training ← cli; a room may
+# orders ← {privacy, federation, models} ← {clients, server, systems} ← {round, config} ← training ← comparison ← cli; a room may
 # import from lower floors and from itself. A report reads files and prints a certificate.
 FLOORS = {
     "errors": 0,
@@ -33,8 +33,9 @@ FLOORS = {
     "round": 4,
     "config": 4,
     "training": 5,
-    "cli": 6,
-    "__main__": 7,
+    "comparison": 6,
+    "cli": 7,
+    "__main__": 8,
 }
 
 

@@ -2,7 +2,9 @@
 
 import sys
 import warnings
-from typing import Annotated
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -35,9 +37,26 @@ def options(
     """Take the options that stand before a command."""
 
 
+def pair(text: str) -> tuple[str, Any]:
+    """Read KEY=VALUE."""
+    from dpfl.options import literal
+
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise BadInput(f"--set must be KEY=VALUE, was {text!r}; write for example --set model=mlp")
+    return key.strip(), literal(value.strip())
+
+
+def fresh_folder(stem: str) -> Path:
+    """Name a folder below runs/ that does not exist yet."""
+    name = f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    candidates = (Path("runs", name if again == 1 else f"{name}-{again}") for again in range(1, 1000))
+    return next(folder for folder in candidates if not folder.exists())
+
+
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 2 bad input, 3 the budget refused, 130 interrupted."""
-    from dpfl.cli import account, certificate, ledger, report, run  # noqa: F401  (each adds its command to `app`)
+    from dpfl.cli import account, certificate, compare, ledger, report, run  # noqa: F401  (each adds its command to `app`)
 
     warnings.showwarning = _warn
     sys.exit(_exit_code())

@@ -2,14 +2,13 @@
 
 import json
 import sys
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpfl.cli import app
-from dpfl.errors import BadInput, BudgetRefused
+from dpfl.cli import app, fresh_folder, pair
+from dpfl.errors import BudgetRefused
 
 if TYPE_CHECKING:
     from dpfl.training import Run
@@ -94,9 +93,9 @@ def run(
     }  # fmt: skip
     table |= {key: literal(value) for key, value in given.items() if value is not None}
     table |= {} if ledger is None else {"ledger": ledger}
-    table |= dict(map(_pair, set_ or []))
+    table |= dict(map(pair, set_ or []))
     parsed = config.parse(table)
-    folder = out or _fresh_folder(f"{parsed.system.name}-{parsed.settings.data}")
+    folder = out or fresh_folder(f"{parsed.system.name}-{parsed.settings.data}")
     try:
         with _Progress(parsed.system.rounds) as progress:
             finished = training.run(parsed, out=folder, force=force, on_round=progress.show)
@@ -108,21 +107,6 @@ def run(
         print(f"dpfl: the run was interrupted; {kept}", file=sys.stderr)
         raise typer.Exit(130) from None
     print(json.dumps(finished.to_dict(), ensure_ascii=False) if as_json else _summary(finished))
-
-
-def _pair(text: str) -> tuple[str, Any]:
-    from dpfl.options import literal
-
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise BadInput(f"--set must be KEY=VALUE, was {text!r}; write for example --set model=mlp")
-    return key.strip(), literal(value.strip())
-
-
-def _fresh_folder(stem: str) -> Path:
-    name = f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    candidates = (Path("runs", name if again == 1 else f"{name}-{again}") for again in range(1, 1000))
-    return next(folder for folder in candidates if not folder.exists())
 
 
 class _Progress:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from dpfl.clients.clipping import sum_of_clipped
+from dpfl.errors import BadInput
 from dpfl.models import Model
 from dpfl.orders import Norm, RecordClip
 
@@ -18,23 +20,35 @@ from dpfl.orders import Norm, RecordClip
 def is_dense(model: Model, x: Tensor, y: Tensor) -> bool:
     """Tell, with a few public records, whether all of the model's gradients are such outer products.
 
-    That every parameter is a linear layer's is not enough: a weight may be used elsewhere too, or a layer's output be
-    changed in place. So the sum is compared with the gradient that torch computes.
+    That every parameter is a linear layer's is not enough: a weight may be used elsewhere too, a layer's output be
+    changed in place, a row be less than a record, or records be mixed by the loss. So each layer must be used once, for
+    one row a record that stays as it is; the loss must come as one value a record; and clipped sums must be those of
+    records taken one by one. Whatever else a module does, the answer is no.
     """
     x, y = x[:8], y[:8]
     layers = _layers(model)
-    owned = {f"{name}.{part}" for name, layer in layers.items() for part, _ in layer.named_parameters()}
-    trained = {name for name, p in model.module.named_parameters() if p.requires_grad}
-    if model.ridge or owned != trained:
+    owned = {_named(name, part) for name, layer in layers.items() for part, _ in layer.named_parameters()}
+    if model.ridge or owned != {name for name, p in model.module.named_parameters() if p.requires_grad}:
         return False
-    model.module.eval()
+    # Away from where the training begins: a layer of zeros would hide what happens before it.
     weights = model.weights()
-    with _watched(layers) as seen:
-        model.outputs(model.split(weights), x)
-    if sorted(name for name, *_ in seen) != sorted(layers) or any(inputs.ndim != 2 for _, inputs, _ in seen):
+    weights = weights + 0.1 * torch.cos(torch.arange(len(weights), dtype=weights.dtype, device=weights.device))
+    try:
+        model.module.train()
+        with _watched(layers) as seen:
+            losses = model.loss(model.outputs(model.split(weights), x), y)
+        rows = {(inputs.ndim, len(inputs), outputs._version) for _, inputs, outputs in seen}
+        if sorted(name for name, *_ in seen) != sorted(layers) or rows != {(2, len(x), 0)} or losses.ndim == 0:
+            return False
+        model.module.eval()
+        alone = [model.gradient(weights, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+        middle = torch.stack([gradient.norm() for gradient in alone]).median().item()
+        bound = RecordClip(middle or 1.0)
+        ours = sum_of_clipped_dense(model, weights, x, y, bound)
+    except (RuntimeError, IndexError, KeyError, BadInput):
         return False
-    ours = sum_of_clipped_dense(model, weights, x, y, RecordClip(torch.finfo(weights.dtype).max))
-    return torch.allclose(ours / len(x), model.gradient(weights, x, y), rtol=1e-3, atol=1e-6)
+    theirs = sum_of_clipped([torch.stack(alone)], bound.clip_norm, bound.norm)
+    return torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5 * bound.clip_norm)
 
 
 def sum_of_clipped_dense(model: Model, weights: Tensor, x: Tensor, y: Tensor, bound: RecordClip) -> Tensor:
@@ -45,32 +59,41 @@ def sum_of_clipped_dense(model: Model, weights: Tensor, x: Tensor, y: Tensor, bo
     # Row r of a derivative by a layer's outputs is record r's own: records do not mix.
     deltas = torch.autograd.grad(total, [outputs for _, _, outputs in seen])
     inputs = [layer_inputs.detach() for _, layer_inputs, _ in seen]
-    biased = [f"{name}.bias" in leaves for name, _, _ in seen]
+    biased = [_named(name, "bias") in leaves for name, _, _ in seen]
 
     lengths = _lengths(inputs, list(deltas), biased, bound.norm)
-    scales = torch.where(lengths > bound.clip_norm, bound.clip_norm / lengths, 1.0)
     finite = torch.isfinite(lengths)  # a gradient that cannot be scaled counts as zero, as in `clipping`
+    scales = torch.where(lengths > bound.clip_norm, bound.clip_norm / lengths, 1.0)[finite].to(weights.dtype)
     sums: dict[str, Tensor] = {}
     for (name, _, _), layer_inputs, delta, has_bias in zip(seen, inputs, deltas, biased, strict=True):
         if not finite.all():
             layer_inputs, delta = layer_inputs[finite], delta[finite]
-        scaled = delta * scales[finite][:, None]
-        sums[f"{name}.weight"] = scaled.T @ layer_inputs
+        scaled = delta * scales[:, None]
+        sums[_named(name, "weight")] = scaled.T @ layer_inputs
         if has_bias:
-            sums[f"{name}.bias"] = scaled.sum(dim=0)
+            sums[_named(name, "bias")] = scaled.sum(dim=0)
     return torch.cat([sums[name].flatten() for name in leaves])
 
 
 def _lengths(inputs: list[Tensor], deltas: list[Tensor], biased: list[bool], norm: Norm) -> Tensor:
-    """Return the norm of each record's gradient over all layers [B]: a bias is a weight whose input is 1."""
+    """Return the norm of each record's gradient over all layers [B]: a bias is a weight whose input is 1.
+
+    In double precision: the square of a tiny derivative would vanish, though a huge input makes the product count.
+    """
     parts = []
     for layer_inputs, delta, has_bias in zip(inputs, deltas, biased, strict=True):
+        a, d = layer_inputs.double(), delta.double()
         if norm == 1:
-            parts.append(delta.abs().sum(dim=1) * (layer_inputs.abs().sum(dim=1) + has_bias))
+            parts.append(d.abs().sum(dim=1) * (a.abs().sum(dim=1) + has_bias))
         else:
-            parts.append(delta.square().sum(dim=1) * (layer_inputs.square().sum(dim=1) + has_bias))
+            parts.append(d.square().sum(dim=1) * (a.square().sum(dim=1) + has_bias))
     total = torch.stack(parts).sum(dim=0)
     return total if norm == 1 else total.sqrt()
+
+
+def _named(layer: str, part: str) -> str:
+    """Return what the module calls a layer's parameter; a module that is itself a layer calls it by its part alone."""
+    return f"{layer}.{part}" if layer else part
 
 
 def _layers(model: Model) -> dict[str, nn.Linear]:

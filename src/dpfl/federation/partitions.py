@@ -104,7 +104,10 @@ def share_out(
         case "classes":
             return classes(targets, clients, int(partition.number), rng, sizes=sizes)
         case "sorted":
-            return sorted_cut(targets, clients, rng, sizes=sizes)
+            pieces = sorted_cut(targets, clients, rng, sizes=sizes)
+            # Numbers must not follow the targets: clients that are asked in turn would come from one end to the other.
+            blocks = np.split(np.arange(clients), len(sizes) if isinstance(sizes, Sequence) else 1)
+            return [pieces[at] for block in blocks for at in rng.permutation(block)]
         case "writer":
             return writer(groups, clients, rng)
         case _:

@@ -7,13 +7,17 @@ eavesdropper on at most L uploads pass min(L, replies). Against readers of the r
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
+from scipy.optimize import brentq
 
 from dpfl.errors import BadInput
+from dpfl.privacy import renyi
 from dpfl.privacy.accounting import Accountant, Mechanism, Noise, least_noise, tight
 from dpfl.privacy.budget import Budget
+from dpfl.privacy.filters import RenyiFilter
 from dpfl.privacy.gaussian_dp import mu_of
 
 # The ledger adds up one charge a round in floating point; this much extra noise keeps the sum below the budget.
@@ -37,7 +41,7 @@ def noise_multipliers(
         for budget in budgets:
             if budget.delta == 0:
                 raise BadInput("delta must be above 0 with Gaussian noise, was 0; choose 1e-5, say, or Laplace noise")
-        if sampling_rate == 1:
+        if sampling_rate == 1 and accountant is tight:
             worth = mu_of([budget.epsilon for budget in budgets], [budget.delta for budget in budgets])
             return [float(z) for z in np.sqrt(np.asarray(releases, float)) / worth * (1 + _ROUNDING)]
     elif sampling_rate == 1 and all(budget.delta == 0 for budget in budgets):
@@ -50,7 +54,33 @@ def noise_multipliers(
 @lru_cache(maxsize=4096)
 def _searched(accountant: Accountant, mechanism: Mechanism, releases: int, budget: Budget) -> float:
     # The ledger rounds a multiplier down at the tenth digit before it prices it.
-    return least_noise(accountant, mechanism, releases, budget) * (1 + 2 * _ROUNDING)
+    found = least_noise(accountant, mechanism, releases, budget)
+    return found if mechanism.plain else found * (1 + 2 * _ROUNDING)
+
+
+def adaptive_noise_multipliers(
+    releases: Sequence[int], budgets: Sequence[Budget], *, sampling_rate: float
+) -> list[float]:
+    """Return the Gaussian noise at which a plan fits that may still change its noise along the way: a Rényi filter's.
+
+    Noise on all records has a filter that costs nothing extra, and needs no more than `noise_multipliers` says.
+    """
+    if sampling_rate == 1:
+        return noise_multipliers("gaussian", releases, budgets)
+    return [_filtered(sampling_rate, count, budget) for count, budget in zip(releases, budgets, strict=True)]
+
+
+@lru_cache(maxsize=4096)
+def _filtered(sampling_rate: float, releases: int, budget: Budget) -> float:
+    mechanism = Mechanism("gaussian", 1.0, sampling_rate)
+    found = _searched(renyi.epsilon, mechanism, releases, budget)  # the filter, which shares δ out, wants some more
+    while not _fits(replace(mechanism, multiplier=found), releases, budget):
+        found *= 1.01
+    return found
+
+
+def _fits(mechanism: Mechanism, releases: int, budget: Budget) -> bool:
+    return RenyiFilter(budget, mechanism).affords(mechanism, releases)
 
 
 def gaussian_noise_stds(
@@ -95,17 +125,51 @@ def downlink_noise_std(
     noise_stds: Sequence[float],
     releases: Sequence[int],
     budgets: Sequence[Budget],
-    cohort: int | None = None,
 ) -> float:
     """Return the least noise that the server must add to each broadcast model for readers of the models alone.
 
-    Client i moves a model by p_iΔ_i, under the variance Σ_j p_j²σ_j² + σ_D² of the cohort's noise and the server's;
-    over its releases that must not cost more than its budget. 0 where the clients' own noise suffices. Where only
-    `cohort` clients take part in a round, they may be those that add least.
+    Client i moves a model by p_iΔ_i, under the variance Σ_j p_j²σ_j² + σ_D² of all clients' noise and the server's;
+    over its releases that must not cost more than its budget. 0 where the clients' own noise suffices.
     """
     needed = gaussian_noise_stds(
         [p * bound for p, bound in zip(weights, sensitivities, strict=True)], releases, budgets
     )
-    own = math.hypot(*sorted(p * std for p, std in zip(weights, noise_stds, strict=True))[:cohort])
-    least = max(needed) * (1 + 2e-6)  # the books round the noise of a model down at the sixth digit
-    return math.sqrt(max(0.0, least**2 - own**2))
+    own = math.hypot(*(p * std for p, std in zip(weights, noise_stds, strict=True)))
+    return math.sqrt(max(0.0, (max(needed) * (1 + _BOOKS_ROUNDING)) ** 2 - own**2))
+
+
+_BOOKS_ROUNDING = 2e-6  # the books round the noise of a model down at the sixth digit
+
+
+def cohort_downlink_noise_std(
+    *,
+    sensitivities: Sequence[float],
+    noise_stds: Sequence[float],
+    cohorts: Sequence[Sequence[int]],
+    budgets: Sequence[Budget],
+) -> float:
+    """Return the same where a few clients take part in a round, weighed alike, and it is known who and when.
+
+    The least σ_D with Σ_t (Δ_i/K_t)²/(Σ_j σ_j²/K_t² + σ_D²) ≤ μ_i², over the rounds t of each client i.
+    """
+    bounds, stds = np.asarray(sensitivities, float), np.asarray(noise_stds, float)
+    sizes = np.array([len(cohort) for cohort in cohorts])
+    clients = np.concatenate([np.asarray(cohort, int) for cohort in cohorts])
+    own = np.array([np.sum(stds[list(cohort)] ** 2) / len(cohort) ** 2 if cohort else 0.0 for cohort in cohorts])
+    moved, own = (bounds[clients] / np.repeat(sizes, sizes)) ** 2, np.repeat(own, sizes)
+    worth = mu_of([budget.epsilon for budget in budgets], [budget.delta for budget in budgets]) ** 2
+
+    def excess(log_variance: float) -> float:
+        """Compare the dearest client's cost with its budget on a log scale; negative is within."""
+        cost = np.bincount(clients, moved / (own + math.exp(log_variance)), len(bounds)) * (1 + _BOOKS_ROUNDING) ** 2
+        return float(np.log(np.max(cost / worth)))
+
+    if excess(-math.inf) <= 0:
+        return 0.0
+    high = math.log(float(np.max(own)))
+    while excess(high) > 0:
+        high += 2
+    low = high - 2
+    while excess(low) <= 0:
+        low -= 2
+    return math.exp(brentq(excess, low, high, xtol=1e-9) / 2) * (1 + _ROUNDING)

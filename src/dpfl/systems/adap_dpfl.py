@@ -20,9 +20,8 @@ from torch import Tensor
 
 from dpfl.errors import BadInput, require_count, require_positive
 from dpfl.orders import Order, Poisson
-from dpfl.privacy import renyi
 from dpfl.privacy.budget import Promise
-from dpfl.privacy.calibration import noise_multipliers
+from dpfl.privacy.calibration import adaptive_noise_multipliers
 from dpfl.systems.dpsgd import dpsgd_order
 from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, planned_replies
 
@@ -75,9 +74,7 @@ class AdapDPFL(PrivateSystem[AdapState]):
         """Begin with the noise that all rounds would need."""
         clients = len(problem.sizes)
         steps = [self.local_steps * count for count in planned_replies(problem, 1, self.rounds)]
-        multipliers = noise_multipliers(
-            "gaussian", steps, self.budgets(clients), sampling_rate=self.sampling_rate, accountant=renyi.epsilon
-        )
+        multipliers = adaptive_noise_multipliers(steps, self.budgets(clients), sampling_rate=self.sampling_rate)
         return AdapState(
             problem=problem, model=model, rounds=self.rounds, noise_multipliers=tuple(multipliers),
             clips=(self.clip,) * clients, losses=(self._watched(feedback),),

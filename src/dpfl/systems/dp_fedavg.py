@@ -10,10 +10,9 @@ from typing import ClassVar
 
 from dpfl.errors import require_count
 from dpfl.orders import ClientClip, Gaussian, Laplace, Order
-from dpfl.privacy.budget import Promise
+from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.claims import dp_fedavg_laplace_scale, dp_fedavg_noise_std
 from dpfl.systems.queried import QueriedSystem
-from dpfl.systems.system import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +43,7 @@ class DPFedAvg(QueriedSystem):
             unit="client",
             neighbours="replace",
             calibration=self.calibration,
+            # The paper's Ξ = η̃EC is half of 2·Σ_k η_k·C where the rate does not decay, a little more where it does.
             claimed_sensitivity=0.5 if self.calibration == "paper" else 1.0,
         )
 
@@ -54,9 +54,8 @@ class DPFedAvg(QueriedSystem):
             clip=ClientClip(self.clip, self.clip_norm), noise=noise, noise_on="upload",
         )  # fmt: skip
 
-    def papers_noise(self, order: Order, problem: Problem, client: int) -> Gaussian | Laplace:
+    def papers_noise(self, order: Order, records: int, budget: Budget, replies: float) -> Gaussian | Laplace:
         """Return Theorem 1's scale or Theorem 2's standard deviation, with the largest rate of the round."""
-        budget, replies = self.budgets(len(problem.sizes))[client], self.mean_replies(len(problem.sizes))
         largest, steps = max(order.learning_rates), self.local_steps
         if self.mechanism == "laplace":
             scale = dp_fedavg_laplace_scale(

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from dpfl.errors import BadInput
 from dpfl.orders import Gaussian, Laplace, Order, Poisson, RecordClip
-from dpfl.privacy.budget import Promise
+from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.claims import fedsgd_dpc_laplace_scale, fedsgd_dpc_noise_std
 from dpfl.systems.queried import QueriedSystem
-from dpfl.systems.system import Problem, batch_of
+from dpfl.systems.system import batch_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +63,9 @@ class FedSGDDPC(QueriedSystem):
             clip=RecordClip(self.clip, self.clip_norm), noise=noise, noise_on="step",
         )  # fmt: skip
 
-    def papers_noise(self, order: Order, problem: Problem, client: int) -> Gaussian | Laplace:
+    def papers_noise(self, order: Order, records: int, budget: Budget, replies: float) -> Gaussian | Laplace:
         """Return Theorem 1's scale or Theorem 2's standard deviation, which are of the mean gradient, for the sum."""
-        records, budget = problem.sizes[client], self.budgets(len(problem.sizes))[client]
-        replies, divisor = self.mean_replies(len(problem.sizes)), order.divisor(records)
+        divisor = order.divisor(records)
         if self.mechanism == "laplace":
             scale = fedsgd_dpc_laplace_scale(replies=replies, clip=self.clip, records=records, epsilon=budget.epsilon)
             return Laplace(divisor * scale)

@@ -17,9 +17,9 @@ from torch import Tensor
 from dpfl.errors import BadInput, require_count, require_not_negative
 from dpfl.orders import Gaussian, ModelClip, Order, RecordClip, sensitivity
 from dpfl.privacy.budget import Promise
-from dpfl.privacy.calibration import downlink_noise_std, gaussian_noise_stds
+from dpfl.privacy.calibration import cohort_downlink_noise_std, downlink_noise_std, gaussian_noise_stds
 from dpfl.privacy.claims import nbafl_cautions, nbafl_downlink_noise_std, nbafl_uplink_noise_std
-from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, planned_replies
+from dpfl.systems.system import Feedback, PrivateSystem, Problem, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,24 +118,30 @@ class NbAFL(PrivateSystem[NbAFLState]):
             )
             for one in granted
         ]
-        strictest = max(range(clients), key=lambda client: uplink[client])  # one σ_D has to serve everybody
-        downlink = nbafl_downlink_noise_std(
-            clip=self.clip, fewest_records=fewest, clients=clients, cohort=self.cohort or clients,
-            exposures=self.exposures, rounds=self.rounds, epsilon=granted[strictest].epsilon,
-            delta=granted[strictest].delta,
+        downlink = max(  # one σ_D has to serve everybody
+            nbafl_downlink_noise_std(
+                clip=self.clip, fewest_records=fewest, clients=clients, cohort=self.cohort or clients,
+                exposures=self.exposures, rounds=self.rounds, epsilon=one.epsilon, delta=one.delta,
+            )
+            for one in set(granted)
         )  # fmt: skip
         return uplink, downlink
 
     def _true_noise(self, problem: Problem) -> tuple[list[float], float]:
         clients, order = len(problem.sizes), self._order(None)
-        granted, cohort = self.budgets(clients), self.cohort or clients
+        granted = self.budgets(clients)
         bounds = [
             sensitivity(order, records=records, unit="record", neighbours="replace", norm=2)
             for records in problem.sizes
         ]
         uplink = gaussian_noise_stds(bounds, [self.exposures] * clients, granted)
-        downlink = downlink_noise_std(
-            sensitivities=bounds, weights=[1 / cohort] * clients, noise_stds=uplink,
-            releases=planned_replies(problem, 1, self.rounds), budgets=granted, cohort=cohort,
-        )  # fmt: skip
-        return uplink, downlink
+        if self.cohort is None or self.cohort == clients:
+            return uplink, downlink_noise_std(
+                sensitivities=bounds, weights=[1 / clients] * clients, noise_stds=uplink,
+                releases=[self.rounds] * clients, budgets=granted,
+            )  # fmt: skip
+        # The server draws all cohorts itself, so its noise can be exact for those that will be.
+        cohorts = [problem.schedule.cohort(round) for round in range(1, self.rounds + 1)]
+        return uplink, cohort_downlink_noise_std(
+            sensitivities=bounds, noise_stds=uplink, cohorts=cohorts, budgets=granted
+        )

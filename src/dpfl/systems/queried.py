@@ -10,14 +10,16 @@ from torch import Tensor
 from dpfl.errors import BadInput, require_positive
 from dpfl.orders import Gaussian, Laplace, Norm, Order, sensitivity
 from dpfl.privacy.accounting import Noise
+from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.calibration import noise_multipliers
 from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, planned_replies
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueriedState(State):
-    """The state, and each client's noise in units of the sensitivity of its round."""
+    """The state, what was promised, and each client's noise in units of the sensitivity of its round."""
 
+    promise: Promise
     noise_multipliers: tuple[float, ...]
 
 
@@ -51,8 +53,8 @@ class QueriedSystem(PrivateSystem[QueriedState]):
         """Return the order of the round after `done` rounds."""
 
     @abstractmethod
-    def papers_noise(self, order: Order, problem: Problem, client: int) -> Gaussian | Laplace:
-        """Return the noise that the paper's formula gives for this order."""
+    def papers_noise(self, order: Order, records: int, budget: Budget, replies: float) -> Gaussian | Laplace:
+        """Return the noise that the paper's formula gives a client for this order, and K·R/N replies of it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,14 +108,13 @@ class QueriedSystem(PrivateSystem[QueriedState]):
 
     def begin(self, problem: Problem, model: Tensor, feedback: Feedback) -> QueriedState:
         """Choose each client's noise multiplier for the rounds that it will answer."""
-        clients = len(problem.sizes)
-        multipliers: Sequence[float] = (0.0,) * clients
+        promise, multipliers = self.promise(problem.sizes), [0.0] * len(problem.sizes)
         if self.calibration == "tight":
             replies = planned_replies(problem, 1, self.rounds)
-            multipliers = noise_multipliers(
-                self.mechanism, replies, self.budgets(clients), sampling_rate=self.amplification
-            )
-        return QueriedState(problem=problem, model=model, rounds=self.rounds, noise_multipliers=tuple(multipliers))
+            multipliers = noise_multipliers(self.mechanism, replies, promise.budgets, sampling_rate=self.amplification)
+        return QueriedState(
+            problem=problem, model=model, rounds=self.rounds, promise=promise, noise_multipliers=tuple(multipliers)
+        )
 
     @property
     def amplification(self) -> float:
@@ -123,27 +124,22 @@ class QueriedSystem(PrivateSystem[QueriedState]):
     def orders(self, state: QueriedState) -> dict[int, Order]:
         """Order the round's steps, with noise in proportion to their sensitivity."""
         plain = self.order(state.round, None)
+        return {client: self.order(state.round, self._noise(state, plain, client)) for client in state.cohort}
+
+    def _noise(self, state: QueriedState, plain: Order, client: int) -> Gaussian | Laplace:
+        promise, sizes = state.promise, state.problem.sizes
         if self.calibration == "paper":
-            return {
-                client: self.order(state.round, self.papers_noise(plain, state.problem, client))
-                for client in state.cohort
-            }
-        promise = self.promise(state.problem.sizes)
-        noised = {}
-        for client in state.cohort:
-            bound = sensitivity(
-                plain, records=state.problem.sizes[client], unit=promise.unit, neighbours=promise.neighbours,
-                norm=1 if self.mechanism == "laplace" else 2,
-            )  # fmt: skip
-            size = state.noise_multipliers[client] * bound
-            noised[client] = self.order(state.round, Laplace(size) if self.mechanism == "laplace" else Gaussian(size))
-        return noised
+            # K·R/N, by which the papers count a client's answers, need not be a whole number.
+            replies = (self.cohort or len(sizes)) * self.rounds / len(sizes)
+            return self.papers_noise(plain, sizes[client], promise.budgets[client], replies)
+        laplace = self.mechanism == "laplace"
+        bound = sensitivity(
+            plain, records=sizes[client], unit=promise.unit, neighbours=promise.neighbours, norm=1 if laplace else 2
+        )
+        size = state.noise_multipliers[client] * bound
+        return Laplace(size) if laplace else Gaussian(size)
 
     def weights(self, state: QueriedState, answered: Sequence[int]) -> dict[int, float]:
         """Weigh an update by (N/K)·n_i/n, with K clients that answered: unbiased, though the sum is not always 1."""
-        sizes = state.problem.sizes
-        return {client: len(sizes) / len(answered) * sizes[client] / sum(sizes) for client in answered}
-
-    def mean_replies(self, clients: int) -> float:
-        """Return K·R/N, by which the papers count a client's answers; it need not be a whole number."""
-        return (self.cohort or clients) * self.rounds / clients
+        sizes, total = state.problem.sizes, sum(state.problem.sizes)
+        return {client: len(sizes) / len(answered) * sizes[client] / total for client in answered}

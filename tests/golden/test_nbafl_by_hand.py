@@ -1,0 +1,232 @@
+"""Two rounds of NbAFL, every number worked out here from the paper.
+
+Source: NbAFL, Algorithm 1 (proximal local training, parameters clipped, noise on both ways), Section III (σ_U), Theorem
+1 (σ_D where all clients take part) and Lemma 4 (where K do); the exact noise is worked out from Gaussian DP. The noise
+is switched to known multiples of its size; tolerance: 1e-6 on every weight of the model. The exact σ_D is allowed to be
+2e-6 more of the whole noise of a model than it must, the digits to which books round it, and not a bit less.
+"""
+
+import math
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import brentq
+from scipy.stats import norm as normal
+from torch import nn
+
+from dpfl.clients.reference import ReferenceClients
+from dpfl.federation import Records, Schedule
+from dpfl.models import Model
+from dpfl.models.architectures import squared_error
+from dpfl.orders import ModelClip, RecordClip
+from dpfl.privacy.certificate import certify
+from dpfl.privacy.ledger import Ledger
+from dpfl.round import play
+from dpfl.streams import Streams
+from dpfl.systems import Feedback, NbAFL, Problem
+
+SIZES = (4, 7, 5, 6)
+N, M = len(SIZES), min(SIZES)
+EPSILON, DELTA = 3.0, 1e-2
+RATE, MU, STEPS, C = 0.05, 0.4, 3, 0.8
+SEED = 4
+START = np.array([0.9, -0.7, 0.8])  # of length 1.4: some clients come below C by training and some do not
+
+
+def federation(sizes=SIZES):
+    source = np.random.default_rng(2)
+    return [(source.normal(size=(n, 2)), source.normal(scale=2, size=n)) for n in sizes]
+
+
+def linear():
+    """w·x + b with the squared error, in double precision: the order of the weights is w₁, w₂, b."""
+    model = Model(nn.Sequential(nn.Linear(2, 1)).double(), squared_error)
+    model.load(torch.from_numpy(START))
+    return model
+
+
+def record_gradients(w, x, y):
+    """Return each record's 2(w·x + b − y)·(x, 1)."""
+    ones = np.column_stack([x, np.ones(len(x))])
+    return 2 * (ones @ w - y)[:, None] * ones
+
+
+def clipped(vectors):
+    """Return v/max(1, ‖v‖/C) of each row."""
+    return vectors / np.maximum(1, np.linalg.norm(vectors, axis=-1, keepdims=True) / C)
+
+
+def delta_of(epsilon, mu):
+    """Return the δ of a Gaussian release with parameter μ: Φ(−ε/μ + μ/2) − e^ε·Φ(−ε/μ − μ/2)."""
+    return normal.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * normal.cdf(-epsilon / mu - mu / 2)
+
+
+def gaussian_mu():
+    """Return the μ at which one Gaussian release is exactly (ε, δ)."""
+    return brentq(lambda mu: delta_of(EPSILON, mu) - DELTA, 1e-3, 50, xtol=1e-14)
+
+
+PATTERNS = np.random.default_rng(7).normal(size=(100, 3)) / 10
+DOWN = np.random.default_rng(1).normal(size=(2, 3)) / 10
+
+
+@pytest.fixture
+def known_noise(monkeypatch):
+    """Let the n-th noise of each way be its size times the way's n-th pattern; keep the sizes."""
+    sizes = {"up": [], "down": []}
+
+    def known(way, patterns):
+        turn = count()
+
+        def add(value, noise, rng):
+            sizes[way].append(noise.std)
+            return value + noise.std * torch.from_numpy(patterns[next(turn)])
+
+        return add
+
+    monkeypatch.setattr("dpfl.clients.reference.add_noise", known("up", PATTERNS))
+    monkeypatch.setattr("dpfl.round.add_noise", known("down", DOWN))
+    return sizes
+
+
+def played(system, data):
+    """Play two rounds with the real round, clients and ledger; return models, cohorts, orders and certificate."""
+    model, streams = linear(), Streams(SEED)
+    records = tuple(Records(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data)
+    sizes = tuple(map(len, records))
+    problem = Problem(sizes, model.dim, Schedule(system.cohorts(len(sizes)), streams))
+    state = system.begin(problem, model.weights(), Feedback())
+    clients, ledger = ReferenceClients(model, records, streams), Ledger(system.promise(sizes), sizes)
+    models, cohorts, orders = [], [], []
+    for _ in range(2):
+        state, outcome = play(
+            system, state, ledger=ledger, clients=clients, model=model, validation=records[0], streams=streams
+        )
+        assert outcome.refused == ()
+        models.append(state.model.numpy())
+        cohorts.append(sorted(outcome.orders))
+        orders += outcome.orders.values()
+    return models, cohorts, orders, certify(ledger.books, ledger.run)
+
+
+def drawn(round, clients, k):
+    """Return the cohort of a round by the stream it is drawn from."""
+    return sorted(Streams(SEED).generator("cohort", round=round).choice(clients, k, replace=False).tolist())
+
+
+def walked(data, cohorts, uplink, downlink, *, steps, clip):
+    """Return by hand the model after each round, and the lengths of all that was or could have been clipped."""
+    w, turn, models, lengths = START, count(), [], []
+    for t, cohort in enumerate(cohorts):
+        average = np.zeros(3)
+        for client in cohort:
+            x, y = data[client]
+            local = w
+            for _ in range(steps):
+                g = record_gradients(local, x, y)
+                if clip == "record":
+                    lengths += np.linalg.norm(g, axis=1).tolist()
+                    g = clipped(g)
+                local = local - RATE * (g.mean(axis=0) + MU * (local - w))  # of F_i(w) + μ/2·‖w − w⁽ᵗ⁻¹⁾‖²
+            if clip == "model":
+                lengths.append(np.linalg.norm(local))
+                local = clipped(local)
+            average += (local + uplink[client] * PATTERNS[next(turn)]) / len(cohort)
+        w = average + downlink * DOWN[t]
+        models.append(w)
+    assert min(lengths) < C < max(lengths)
+    return models
+
+
+OPTIONS = {"lr": RATE, "proximal": MU, "clip": C, "epsilon": EPSILON, "delta": DELTA}
+CLASSICAL = math.sqrt(2 * math.log(1.25 / DELTA))  # c
+
+
+@pytest.mark.parametrize(("rounds", "exposures"), [(7, 1), (7, 3), (6, 3), (5, 3)])
+def test_the_paper_where_all_take_part(rounds, exposures, known_noise):
+    data, everyone = federation(), [list(range(N))] * 2
+    system = NbAFL(calibration="paper", rounds=rounds, exposures=exposures, local_steps=STEPS, **OPTIONS)
+    models, cohorts, orders, _ = played(system, data)
+    sigma_u = CLASSICAL * exposures * (2 * C / M) / EPSILON
+    sigma_d = 0.0
+    if rounds > exposures * math.sqrt(N):  # Theorem 1
+        sigma_d = 2 * CLASSICAL * C * math.sqrt(rounds**2 - exposures**2 * N) / (M * N * EPSILON)
+    assert cohorts == everyone
+    assert {order.clip for order in orders} == {ModelClip(C)}
+    assert known_noise["up"] == pytest.approx([sigma_u] * 2 * N, rel=1e-12)
+    assert known_noise["down"] == pytest.approx([sigma_d] * 2 if rounds == 7 else [], rel=1e-12)
+    assert (sigma_d > 0) == (rounds == 7)  # 6 = 3·√4 needs none
+    expected = walked(data, everyone, [sigma_u] * N, sigma_d, steps=STEPS, clip="model")
+    np.testing.assert_allclose(models, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rounds", [6, 7, 20])
+def test_the_paper_where_k_take_part_at_random(rounds, known_noise):
+    k, exposures = 2, 2
+    data, expected_cohorts = federation(), [drawn(round, N, k) for round in (1, 2)]
+    assert expected_cohorts[0] != expected_cohorts[1]
+    system = NbAFL(calibration="paper", rounds=rounds, exposures=exposures, local_steps=STEPS, cohort=k, **OPTIONS)
+    models, cohorts, _, _ = played(system, data)
+    sigma_u = CLASSICAL * exposures * (2 * C / M) / EPSILON
+    # Lemma 4, with γ = −ln(1 − 1/2 + e^{−3/(2√2)}/2) = 0.4256: ε/γ = 7.05.
+    gamma = -math.log(1 - k / N + k / N * math.exp(-EPSILON / (exposures * math.sqrt(k))))
+    sigma_d = 0.0
+    if rounds > EPSILON / gamma:
+        b = -rounds / EPSILON * math.log(1 - N / k + N / k * math.exp(-EPSILON / rounds))
+        sigma_d = 2 * CLASSICAL * C * math.sqrt(rounds**2 / b**2 - exposures**2 * k) / (M * k * EPSILON)
+    assert (sigma_d > 0) == (rounds == 20)
+    assert cohorts == expected_cohorts
+    assert known_noise["up"] == pytest.approx([sigma_u] * 2 * k, rel=1e-12)
+    assert known_noise["down"] == pytest.approx([sigma_d] * 2 if rounds == 20 else [], rel=1e-9)
+    expected = walked(data, cohorts, [sigma_u] * N, sigma_d, steps=STEPS, clip="model")
+    np.testing.assert_allclose(models, expected, rtol=0, atol=1e-6)
+
+
+def exact_downlink(needed, own):
+    """Return √(needed² − own²), and the little more that the rounding of the books may ask for."""
+    least, most = (math.sqrt(max(0.0, (needed * more) ** 2 - own**2)) for more in (1.0, 1 + 3e-6))
+    return least, most
+
+
+@pytest.mark.parametrize(("rounds", "clipping"), [(12, None), (12, "model"), (3, None)])
+def test_exact_noise_where_all_take_part(rounds, clipping, known_noise):
+    data, everyone, exposures = federation(), [list(range(N))] * 2, 2
+    system = NbAFL(rounds=rounds, exposures=exposures, clipping=clipping, **OPTIONS)
+    models, _, orders, certificate = played(system, data)
+    # One step of clipped record gradients proves 2ηC/n_i, clipped parameters prove 2C.
+    bounds = [2 * C] * N if clipping == "model" else [2 * RATE * C / n for n in SIZES]
+    uplink = [bound * math.sqrt(exposures) / gaussian_mu() for bound in bounds]
+    needed = max(bounds) / N * math.sqrt(rounds) / gaussian_mu()
+    own = math.sqrt(sum((std / N) ** 2 for std in uplink))
+    least, most = exact_downlink(needed, own)
+    assert (least > 0) == (rounds == 12)
+    assert {order.clip for order in orders} == {ModelClip(C) if clipping == "model" else RecordClip(C)}
+    assert known_noise["up"] == pytest.approx(uplink * 2, rel=1e-7)
+    assert all(least <= std <= most for std in known_noise["down"])
+    assert len(known_noise["down"]) == (2 if least > 0 else 0)
+    # Two models let out p·Δ_i each, under the noise of all clients and the server's.
+    for line, bound in zip(certificate.spending, bounds, strict=True):
+        mu = math.sqrt(2) * bound / N / math.hypot(own, least)
+        assert delta_of(line.released_epsilon, mu) == pytest.approx(DELTA, rel=1e-4)
+    steps, clip = (5, "model") if clipping == "model" else (1, "record")
+    expected = walked(data, everyone, uplink, least, steps=steps, clip=clip)
+    np.testing.assert_allclose(models, expected, rtol=0, atol=1e-6)
+
+
+def test_exact_noise_where_k_take_part_at_random(known_noise):
+    sizes, k, rounds = (5,) * 4, 2, 9
+    data = federation(sizes)
+    system = NbAFL(rounds=rounds, cohort=k, **OPTIONS)
+    models, cohorts, _, _ = played(system, data)
+    bound = 2 * RATE * C / 5
+    uplink = bound / gaussian_mu()
+    turns = [drawn(round, 4, k) for round in range(1, rounds + 1)]
+    busiest = max(sum(client in cohort for cohort in turns) for client in range(4))
+    assert busiest > k * rounds / 4  # more than on average
+    least, most = exact_downlink(bound / k * math.sqrt(busiest) / gaussian_mu(), uplink / math.sqrt(k))
+    assert 0 < least <= known_noise["down"][0] <= most
+    assert cohorts == turns[:2]
+    expected = walked(data, cohorts, [uplink] * 4, least, steps=1, clip="record")
+    np.testing.assert_allclose(models, expected, rtol=0, atol=1e-6)

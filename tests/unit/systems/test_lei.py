@@ -1,0 +1,127 @@
+"""Lei's approach: noise that falls linearly, a training that ends with the budget, refusals."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dpfl.config import parse
+from dpfl.errors import BadInput, BudgetRefused
+from dpfl.federation import Schedule
+from dpfl.orders import Order, RecordClip
+from dpfl.privacy.certificate import certify
+from dpfl.privacy.gaussian_dp import mu_of
+from dpfl.privacy.ledger import Ledger
+from dpfl.streams import Streams
+from dpfl.systems import UDP, Feedback, Lei, Problem
+
+
+def begin(system: Lei | UDP, sizes: tuple[int, ...], seed: int = 0):
+    return system.begin(
+        Problem(sizes, 3, Schedule(system.cohorts(len(sizes)), Streams(seed))), torch.zeros(3), Feedback()
+    )
+
+
+def until_refused(system: Lei, sizes: tuple[int, ...]) -> tuple[Ledger, list[dict[int, Order]]]:
+    """Play until the plan or the budgets end; return the ledger and the orders that were paid."""
+    state, ledger, paid = begin(system, sizes), Ledger(system.promise(sizes), sizes), []
+    try:
+        while state.round < state.rounds:
+            paid.append({client: one.order for client, one in ledger.charge(system.orders(state)).items()})
+            state = system.adapt(replace(state, round=state.round + 1), Feedback())
+    except BudgetRefused:
+        pass
+    return ledger, paid
+
+
+def test_an_order_is_one_clipped_step_with_noise_on_the_upload() -> None:
+    system = Lei(lr=0.5, clip=3.0, rounds=10)
+    for order in system.orders(begin(system, (10, 20))).values():
+        assert (order.steps, order.learning_rate, order.noise_on) == (1, 0.5, "upload")
+        assert order.clip == RecordClip(3.0)
+
+
+def test_the_noise_falls_linearly_by_the_same_share_at_every_client() -> None:
+    system = Lei(rounds=10, noise_fall=0.6, lr=0.5, clip=2.0, epsilon=(2.0, 8.0), delta=1e-4)
+    state = begin(system, (10, 40))
+    for done in range(10):
+        stds = [order.noise.std for order in system.orders(replace(state, round=done)).values()]
+        for i, n in enumerate((10, 40)):
+            first = 2 * 0.5 * 2.0 / n * math.sqrt(10) / float(mu_of(system.epsilon[i], 1e-4))
+            assert stds[i] == pytest.approx(first * (1 - 0.06 * done), rel=1e-6)
+
+
+def test_without_a_fall_it_is_udp_to_the_end() -> None:
+    sizes = (10, 20, 30)
+    system = Lei(rounds=9, noise_fall=0.0)
+    assert begin(system, sizes).first_stds == begin(UDP(rounds=9), sizes).noise_stds
+    ledger, paid = until_refused(system, sizes)
+    assert len(paid) == 9
+    for line in certify(ledger.books, ledger.run).spending:
+        assert 8.0 * (1 - 1e-3) <= line.server_epsilon <= 8.0
+
+
+@pytest.mark.parametrize("fall", [0.2, 0.5, 0.9])
+def test_it_ends_by_itself_when_no_budget_pays_for_another_round(fall: float) -> None:
+    rounds, epsilon, sizes = 40, (1.0, 4.0, 12.0), (10, 50, 20)
+    system = Lei(rounds=rounds, noise_fall=fall, epsilon=epsilon, delta=1e-4)
+    assert system.until_spent
+    ledger, paid = until_refused(system, sizes)
+    # A share 1/R·(1 − f·(t−1)/R)^−2 of each budget goes in round t, at every client alike.
+    shares = [1 / (rounds * (1 - fall * t / rounds) ** 2) for t in range(rounds)]
+    expected = max(k for k in range(rounds + 1) if sum(shares[:k]) <= 1)
+    assert len(paid) == expected < rounds
+    assert all(len(orders) == 3 for orders in paid)
+    for line, granted, n in zip(certify(ledger.books, ledger.run).spending, epsilon, sizes, strict=True):
+        assert line.replies == expected
+        assert line.server_epsilon <= granted
+        bound, worth = 2 * 2.0 / n, float(mu_of(granted, 1e-4)) ** 2
+        spent = sum((bound / orders[line.client].noise.std) ** 2 for orders in paid)
+        assert spent <= worth < spent + worth * shares[expected]  # not one more round
+
+
+def test_each_client_has_noise_for_the_rounds_that_it_will_answer() -> None:
+    system = Lei(rounds=30, cohort=1, noise_fall=0.0)
+    state = begin(system, (10, 10, 10))
+    replies = state.problem.schedule.replies(1, 30)
+    assert len(set(replies)) > 1
+    expected = [2 * 2.0 / 10 * math.sqrt(count) / float(mu_of(8.0, 1e-3)) for count in replies]
+    assert state.first_stds == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_promise_is_for_one_record_replaced_and_exact() -> None:
+    promise = Lei(epsilon=(1.0, 2.0)).promise((10, 10))
+    assert (promise.unit, promise.neighbours, promise.calibration) == ("record", "replace", "tight")
+    assert (promise.against, promise.uncounted) == (("server",), ())
+    assert [budget.epsilon for budget in promise.budgets] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"noise_fall": -0.1}, "noise_fall"),
+        ({"noise_fall": 1.0}, "noise_fall"),
+        ({"noise_fall": math.nan}, "noise_fall"),
+        ({"noise_fall": "half"}, "noise_fall"),
+        ({"calibration": "paper"}, "calibration"),
+        ({"rounds": 0}, "rounds"),
+        ({"lr": -1.0}, "lr"),
+        ({"lr": None}, "lr"),
+        ({"clip": 0.0}, "clip"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"delta": 0.0}, "delta"),
+        ({"cohort": 0}, "cohort"),
+        ({"scheduling": "turns"}, "scheduling"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_by_name(options: dict, field: str) -> None:
+    with pytest.raises(BadInput, match=rf"^{field} must "):
+        Lei(**options)
+
+
+def test_an_option_that_it_does_not_take_is_refused_with_those_it_does() -> None:
+    with pytest.raises(BadInput, match=r"^sampling_rate must .* lei takes .*noise_fall.*, every run takes"):
+        parse({"system": "lei", "sampling_rate": 0.5})
+    with pytest.raises(BadInput, match=r"^noise_fal must .*did you mean 'noise_fall'"):
+        parse({"system": "lei", "noise_fal": 0.5})

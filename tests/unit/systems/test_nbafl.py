@@ -1,0 +1,388 @@
+"""NbAFL: noise on both ways, where the server's own begins and how little of it suffices, and its refusals."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy.optimize import brentq
+from scipy.stats import norm as normal
+
+from dpfl.errors import BadInput
+from dpfl.federation import Everyone, RandomK, Schedule
+from dpfl.orders import Full, Gaussian, ModelClip, RecordClip
+from dpfl.privacy.certificate import Certificate, certify
+from dpfl.privacy.ledger import Ledger
+from dpfl.streams import Streams
+from dpfl.systems import Feedback, NbAFL, Problem, State
+
+
+def begin(system: NbAFL, sizes: tuple[int, ...], seed: int = 0) -> State:
+    schedule = Schedule(system.cohorts(len(sizes)), Streams(seed))
+    return system.begin(Problem(sizes, 3, schedule), torch.zeros(3), Feedback())
+
+
+def rounds_of(system: NbAFL, sizes: tuple[int, ...], seed: int = 0) -> Iterator[State]:
+    state = begin(system, sizes, seed)
+    while state.round < state.rounds:
+        yield state
+        state = replace(state, round=state.round + 1)
+
+
+def certified(system: NbAFL, sizes: tuple[int, ...], seed: int = 0, *, share: float = 1.0) -> Certificate:
+    """Charge a whole training, in which nobody may be refused; the server adds a share of the noise it chose."""
+    ledger = Ledger(system.promise(sizes), sizes, system=system.name)
+    for state in rounds_of(system, sizes, seed):
+        orders, downlink = system.orders(state), system.downlink(state)
+        assert sorted(ledger.charge(orders)) == sorted(orders)
+        ledger.broadcast(system.weights(state, sorted(orders)), noise_std=share * downlink.std if downlink else 0.0)
+    return certify(ledger.books, ledger.run)
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """Return the μ at which one Gaussian release is exactly (ε, δ)."""
+
+    def excess(mu: float) -> float:
+        return normal.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * normal.cdf(-epsilon / mu - mu / 2) - delta
+
+    return brentq(excess, 1e-3, 50, xtol=1e-14)
+
+
+def spent_share(certificate: Certificate, observer: str) -> list[float]:
+    """Return how much of each budget an observer has seen."""
+    return [getattr(line, f"{observer}_epsilon") / line.claimed_epsilon for line in certificate.spending]
+
+
+# The paper's noise.
+
+
+@pytest.mark.parametrize("clients", [4, 9, 16])
+@pytest.mark.parametrize("exposures", [1, 2, 3])
+def test_theorem_1_asks_the_server_for_noise_beyond_l_times_the_root_of_n(clients: int, exposures: int) -> None:
+    turn = exposures * math.isqrt(clients)
+    sizes = tuple(range(20, 20 + clients))
+    for rounds in (exposures, turn - 1, turn, turn + 1, 3 * turn):
+        if rounds < exposures:
+            continue
+        system = NbAFL(calibration="paper", rounds=rounds, exposures=exposures, epsilon=5.0, delta=1e-2, clip=3.0)
+        state = begin(system, sizes)
+        c = math.sqrt(2 * math.log(125))
+        expected = 2 * c * 3 * math.sqrt(max(0, rounds**2 - exposures**2 * clients)) / (20 * clients * 5)
+        assert state.uplink_stds == pytest.approx([c * exposures * (2 * 3 / 20) / 5] * clients)
+        assert state.downlink_std == pytest.approx(expected)
+        assert (state.downlink_std == 0) == (rounds <= turn)
+        assert (system.downlink(state) is None) == (rounds <= turn)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 10.0, 60.0])
+@pytest.mark.parametrize("cohort", [1, 3, 9])
+@pytest.mark.parametrize("exposures", [1, 2])
+def test_lemma_4_asks_the_server_for_noise_beyond_epsilon_by_gamma(epsilon: float, cohort: int, exposures: int) -> None:
+    clients, c = 10, math.sqrt(2 * math.log(125))
+    rate = cohort / clients
+    gamma = -math.log(1 - rate + rate * math.exp(-epsilon / (exposures * math.sqrt(cohort))))
+    turn = math.floor(epsilon / gamma)
+    for rounds in (turn, turn + 1, turn + 20):
+        system = NbAFL(
+            calibration="paper", rounds=rounds, exposures=exposures, epsilon=epsilon, delta=1e-2, clip=3.0,
+            cohort=cohort,
+        )  # fmt: skip
+        state = begin(system, (20,) * clients)
+        expected = 0.0
+        if rounds > turn:
+            b = -rounds / epsilon * math.log(1 - 1 / rate + math.exp(-epsilon / rounds) / rate)
+            expected = 2 * c * 3 * math.sqrt(rounds**2 / b**2 - exposures**2 * cohort) / (20 * cohort * epsilon)
+            assert expected > 0
+        assert state.downlink_std == pytest.approx(expected, rel=1e-6)
+        assert (state.downlink_std == 0) == (rounds == turn)
+
+
+def test_a_cohort_of_all_is_theorem_1() -> None:
+    options = {"calibration": "paper", "rounds": 9, "epsilon": 5.0}
+    noise = {begin(NbAFL(cohort=cohort, **options), (20,) * 5).downlink_std for cohort in (None, 5)}
+    assert len(noise) == 1
+
+
+def test_the_published_noise_counts_on_the_smallest_client() -> None:
+    options = {"calibration": "paper", "rounds": 20}
+    for smaller in ((10, 90, 50), (90, 50, 10)):
+        few, many = begin(NbAFL(**options), smaller), begin(NbAFL(**options), (40, 40, 40))
+        assert few.downlink_std == pytest.approx(4 * many.downlink_std)
+        assert few.uplink_stds == pytest.approx([4 * std for std in many.uplink_stds])
+
+
+def test_each_client_gets_published_noise_by_its_own_budget() -> None:
+    system = NbAFL(calibration="paper", rounds=5, epsilon=(1.0, 2.0, 4.0), delta=(0.01, 1e-3, 1e-5))
+    expected = [math.sqrt(2 * math.log(1.25 / d)) * 0.2 / e for e, d in ((1.0, 0.01), (2.0, 1e-3), (4.0, 1e-5))]
+    assert begin(system, (10, 20, 30)).uplink_stds == pytest.approx(expected)
+
+
+def lemma_4(rounds: int, epsilon: float, delta: float) -> float:
+    """Return σ_D for 3 of 10 clients with 20 records or more, C = 1 and L = 1."""
+    rate = 0.3
+    if rounds <= epsilon / -math.log(1 - rate + rate * math.exp(-epsilon / math.sqrt(3))):
+        return 0.0
+    b = -rounds / epsilon * math.log(1 - 1 / rate + math.exp(-epsilon / rounds) / rate)
+    return 2 * math.sqrt(2 * math.log(1.25 / delta)) * math.sqrt(rounds**2 / b**2 - 3) / (20 * 3 * epsilon)
+
+
+@pytest.mark.parametrize("rounds", [10, 20, 30, 60])
+def test_published_downlink_noise_serves_every_client(rounds: int) -> None:
+    # The client that adds most noise (ε = 10 at δ = 1e-9) is not the one that needs most from the server (ε = 5 at
+    # δ = 0.1), for whom the noise of the others is amplified less.
+    budgets = [(10.0, 1e-9)] * 5 + [(5.0, 0.1)] * 5
+    system = NbAFL(
+        calibration="paper", rounds=rounds, cohort=3, epsilon=tuple(e for e, _ in budgets),
+        delta=tuple(d for _, d in budgets),
+    )  # fmt: skip
+    needed = max(lemma_4(rounds, *budget) for budget in budgets)
+    assert begin(system, (20,) * 10).downlink_std >= needed * (1 - 1e-6)
+
+
+def test_what_the_published_noise_is_worth() -> None:
+    # σ_U = c·L·Δ/ε for L = 1 at ε = 10, δ = 0.01 is really worth 11.92, granted the paper's sensitivity of 2C/m; the
+    # clip proves m times that.
+    certificate = certified(NbAFL(calibration="paper", rounds=6, epsilon=10.0, delta=0.01), (25, 30, 40))
+    uplink = certificate.observers["uplink"]
+    assert (certificate.unit, certificate.neighbours) == ("record", "replace")
+    assert certificate.against == ("uplink", "released")
+    assert certificate.exposures == 1
+    assert uplink.claimed_epsilon == pytest.approx(11.92, abs=5e-3)
+    mu = 25 * 10 / math.sqrt(2 * math.log(125))
+    at = uplink.epsilon / mu
+    log_delta = normal.logcdf(-at + mu / 2) + math.log1p(
+        -math.exp(uplink.epsilon + normal.logcdf(-at - mu / 2) - normal.logcdf(-at + mu / 2))
+    )
+    assert log_delta == pytest.approx(math.log(0.01), rel=1e-3)
+    assert uplink.slack < -1000
+
+
+def test_a_large_epsilon_is_cautioned_in_the_published_calibration_alone() -> None:
+    for epsilon, calibration, expected in [
+        (0.9, "paper", 0), (1.0, "paper", 1), ((0.5, 8.0), "paper", 1), (8.0, "tight", 0),
+    ]:  # fmt: skip
+        said = NbAFL(epsilon=epsilon, calibration=calibration).promise((10, 10)).cautions
+        assert len(said) == expected
+        if expected:
+            assert "which is proved only there" in said[0]
+
+
+def test_the_promise() -> None:
+    paper, tight = (NbAFL(calibration=one, exposures=3).promise((20, 10, 30)) for one in ("paper", "tight"))
+    for promise in (paper, tight):
+        assert (promise.unit, promise.neighbours, promise.noise) == ("record", "replace", "fixed")
+        assert (promise.against, promise.exposures) == (("uplink", "released"), 3)
+        assert promise.uncounted == ()
+    assert paper.claimed_sensitivity == pytest.approx(1 / 10)
+    assert tight.claimed_sensitivity == 1
+
+
+# Exact noise.
+
+MIXED = (10, 25, 40, 80)
+BUDGETS = {"epsilon": (0.5, 2.0, 8.0, 30.0), "delta": (1e-2, 1e-3, 1e-5, 1e-3)}
+
+
+@pytest.mark.parametrize("options", [{}, BUDGETS, {"clipping": "model"}, {"local_steps": 4}, {"cohort": 3}])
+@pytest.mark.parametrize("exposures", [1, 2, 5])
+def test_overheard_uploads_cost_the_budget_and_no_more(options: dict, exposures: int) -> None:
+    certificate = certified(NbAFL(rounds=20, exposures=exposures, **options), MIXED)
+    assert min(line.replies for line in certificate.spending) >= exposures
+    for share in spent_share(certificate, "uplink"):
+        assert 1 - 1e-6 <= share <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({}, (10,) * 4),
+        ({}, MIXED),
+        (BUDGETS, (10,) * 4),
+        (BUDGETS, MIXED),
+        (BUDGETS, MIXED[::-1]),
+        ({"clipping": "model"}, MIXED),
+        ({"local_steps": 3}, MIXED),
+        ({"cohort": 2}, (10,) * 5),
+        ({"cohort": 1}, (10,) * 3),
+    ],
+)
+@pytest.mark.parametrize("exposures", [1, 3])
+def test_the_servers_noise_is_the_least_that_keeps_the_promise(
+    options: dict, sizes: tuple[int, ...], exposures: int
+) -> None:
+    system = NbAFL(rounds=30, exposures=exposures, **options)
+    assert begin(system, sizes).downlink_std > 0
+    assert 1 - 1e-3 <= max(spent_share(certified(system, sizes), "released")) <= 1
+    assert max(spent_share(certified(system, sizes, share=0.9), "released")) > 1  # less would not do
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"cohort": 2}, (10, 10, 1000, 1000, 1000)),  # the noise of the one depends on who else takes part
+        ({"cohort": 3}, (10, 20, 40, 80, 300)),
+        ({"cohort": 2, "epsilon": (1.0, 2.0, 4.0, 8.0, 8.0), "delta": (1e-2, 1e-3, 1e-5, 1e-3, 1e-4)}, (10,) * 5),
+        ({"cohort": 1, "clipping": "model"}, MIXED),
+    ],
+)
+def test_whoever_is_drawn_the_promise_is_kept(options: dict, sizes: tuple[int, ...], seed: int) -> None:
+    for rounds in (3, 20):
+        certificate = certified(NbAFL(rounds=rounds, **options), sizes, seed)
+        assert max(spent_share(certificate, "released")) <= 1
+        assert max(spent_share(certificate, "uplink")) <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"cohort": 2}, (10, 20, 40, 80, 300)),
+        ({"cohort": 1}, (10, 10, 10, 1000)),
+        ({"cohort": 2, "epsilon": (1.0, 2.0, 4.0, 8.0, 8.0)}, (10,) * 5),
+    ],
+)
+def test_the_servers_noise_is_the_least_for_the_cohorts_that_will_be(options: dict, sizes: tuple[int, ...]) -> None:
+    # The server has drawn all cohorts before it chooses its noise: it knows whose noise is with a client's update (its
+    # own at least), and need not count on the cohort that adds least.
+    system = NbAFL(rounds=30, **options)
+    assert begin(system, sizes).downlink_std > 0
+    assert 1 - 1e-3 <= max(spent_share(certified(system, sizes), "released")) <= 1
+
+
+def test_the_server_adds_nothing_where_the_cohorts_that_will_be_add_enough() -> None:
+    # One client a round, and no client twice: a model is one upload, which its own noise protects already.
+    system, sizes = NbAFL(rounds=2, cohort=1), (10, 10, 1000, 1000)
+    assert begin(system, sizes).problem.schedule.replies(1, 2).max() == 1
+    assert max(spent_share(certified(system, sizes, share=0.0), "released")) <= 1 + 1e-5  # as the books round
+    assert begin(system, sizes).downlink_std < 1e-2 * min(begin(system, sizes[:2] * 2).uplink_stds)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [((10,) * 9, {}), ((10, 11, 12, 13), {}), ((10,) * 6, {"cohort": 3}), (MIXED, {"clipping": "model"})],
+)
+def test_no_noise_of_the_servers_where_the_clients_is_enough(sizes: tuple[int, ...], options: dict) -> None:
+    system = NbAFL(rounds=2, **options)
+    state = begin(system, sizes)
+    assert state.downlink_std == 0
+    assert system.downlink(state) is None
+    assert max(spent_share(certified(system, sizes), "released")) <= 1
+
+
+def test_the_servers_noise_begins_where_rounds_pass_exposures_times_clients() -> None:
+    # With equal clients all of them need p²Δ²R/(Σp²σ_U² + σ_D²) ≤ Δ²L/σ_U²: σ_D² = (R − L·N)·σ_U²/(L·N²).
+    for exposures in (1, 2):
+        for rounds in (4 * exposures - 1, 4 * exposures + 1, 16 * exposures):
+            state = begin(NbAFL(rounds=rounds, exposures=exposures), (10,) * 4)
+            excess = max(0.0, rounds - 4 * exposures) / (exposures * 4**2)
+            assert state.downlink_std == pytest.approx(math.sqrt(excess) * state.uplink_stds[0], rel=1e-4)
+            assert (state.downlink_std == 0) == (rounds < 4 * exposures)
+
+
+def test_k_at_random_is_counted_as_it_will_be_drawn() -> None:
+    system = NbAFL(rounds=12, cohort=2)
+    for seed in range(3):
+        state = begin(system, (10,) * 5, seed)
+        most = int(state.problem.schedule.replies(1, 12).max())
+        # p = 1/2: p²Δ²·R_i/(2p²σ_U² + σ_D²) ≤ Δ²/σ_U².
+        expected = math.sqrt(max(0.0, most / 4 - 1 / 2)) * state.uplink_stds[0]
+        assert state.downlink_std == pytest.approx(expected, rel=1e-4)
+        assert max(spent_share(certified(system, (10,) * 5, seed), "released")) <= 1
+
+
+def test_clipped_parameters_prove_2c_and_clipped_records_2ηc_by_n() -> None:
+    mu = gaussian_mu(3.0, 1e-3)
+    options = {"rounds": 5, "epsilon": 3.0, "delta": 1e-3, "clip": 0.7, "lr": 0.4}
+    model = begin(NbAFL(clipping="model", **options), MIXED)
+    assert model.uplink_stds == pytest.approx([2 * 0.7 / mu] * 4, rel=1e-6)
+    record = begin(NbAFL(**options), MIXED)
+    assert record.uplink_stds == pytest.approx([2 * 0.4 * 0.7 / n / mu for n in MIXED], rel=1e-6)
+    # After the first step every record may turn around, and the pull towards the broadcast model shrinks what was.
+    many = begin(NbAFL(local_steps=2, proximal=0.5, **options), MIXED)
+    expected = [((1 - 0.4 * 0.5) * 2 * 0.4 * 0.7 / n + 2 * 0.4 * 0.7) / mu for n in MIXED]
+    assert many.uplink_stds == pytest.approx(expected, rel=1e-6)
+
+
+# The orders.
+
+
+def test_what_is_ordered_by_default() -> None:
+    for options, clip, steps in [
+        ({"calibration": "paper"}, ModelClip(1.0), 5),
+        ({"calibration": "tight"}, RecordClip(1.0), 1),
+        ({"calibration": "tight", "clipping": "model"}, ModelClip(1.0), 5),
+        ({"calibration": "paper", "local_steps": 2}, ModelClip(1.0), 2),
+    ]:
+        system = NbAFL(proximal=0.3, lr=0.5, **options)
+        state = begin(system, MIXED)
+        for client, order in system.orders(state).items():
+            assert (order.clip, order.steps, order.learning_rate, order.proximal) == (clip, steps, 0.5, 0.3)
+            assert (order.batch, order.noise_on) == (Full(), "upload")
+            assert order.noise == Gaussian(state.uplink_stds[client])
+
+
+def test_everybody_weighs_alike() -> None:
+    system = NbAFL()
+    state = begin(system, MIXED)
+    assert system.weights(state, [0, 1, 2, 3]) == dict.fromkeys(range(4), 0.25)
+    assert system.weights(state, [1, 3]) == {1: 0.5, 3: 0.5}
+    assert system.weights(state, []) == {}
+
+
+def test_all_clients_or_k_at_random() -> None:
+    assert NbAFL().cohorts(5) == Everyone(5)
+    assert NbAFL(cohort=2).cohorts(5) == RandomK(5, 2)
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"rounds": 0}, "rounds"),
+        ({"rounds": 2.5}, "rounds"),
+        ({"lr": 0.0}, "lr"),
+        ({"lr": None}, "lr"),
+        ({"cohort": 0}, "cohort"),
+        ({"clip": 0.0}, "clip"),
+        ({"clip": math.nan}, "clip"),
+        ({"epsilon": -1.0}, "epsilon"),
+        ({"epsilon": (1.0, 0.0)}, "epsilon"),
+        ({"delta": 0.0}, "delta"),
+        ({"delta": 1.0}, "delta"),
+        ({"local_steps": 0}, "local_steps"),
+        ({"local_steps": 2.5}, "local_steps"),
+        ({"proximal": -0.1}, "proximal"),
+        ({"proximal": math.inf}, "proximal"),
+        ({"exposures": 0}, "exposures"),
+        ({"exposures": 1.5}, "exposures"),
+        ({"exposures": 6, "rounds": 5}, "exposures"),
+        ({"clipping": "layer"}, "clipping"),
+        ({"calibration": "paper", "clipping": "record"}, "clipping"),
+        ({"calibration": "papper"}, "calibration"),
+        ({"cohort": 2, "scheduling": "round-robin"}, "scheduling"),
+        ({"cohort": 2, "scheduling": "poisson"}, "scheduling"),
+        ({"scheduling": "alphabetical"}, "scheduling"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_by_name(options: dict, field: str) -> None:
+    with pytest.raises(BadInput, match=rf"^{field} must"):
+        NbAFL(**options)
+
+
+def test_refusals_say_why() -> None:
+    for options, why in [
+        ({"cohort": 2, "scheduling": "round-robin"}, "whose downlink noise counts on K clients at random"),
+        ({"calibration": "paper", "clipping": "record"}, "whose noise is for clipped parameters, was 'record'"),
+        ({"exposures": 6, "rounds": 5}, "at most the 5 rounds, was 6: nobody hears more uploads than there are"),
+    ]:
+        with pytest.raises(BadInput, match=why):
+            NbAFL(**options)
+    assert NbAFL(exposures=5, rounds=5).exposures == 5
+
+
+def test_a_cohort_larger_than_the_federation_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"^cohort must be at most the 3 clients there are, was 4"):
+        NbAFL(cohort=4).cohorts(3)
