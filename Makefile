@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit format clean
+.PHONY: demo test test-claims lint types unit format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dpfl run udp --data digits --clients 20 --epsilon 8 --delta 1e-3 --seed 1 --out runs/demo --force
 	$(BIN)/dpfl report runs/demo
 
 test: lint types unit
+
+# The papers' claims on real data ($DPFL_DATA): some ten minutes on two cores, so not part of `make test`.
+test-claims: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/claims --durations=20
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests benchmarks examples

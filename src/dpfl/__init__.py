@@ -25,10 +25,18 @@ if TYPE_CHECKING:
     from dpfl.federation import from_arrays as from_arrays
     from dpfl.federation import from_torch as from_torch
     from dpfl.orders import Order as Order
+    from dpfl.systems import ALIDPFL as ALIDPFL
+    from dpfl.systems import PEDPFL as PEDPFL
     from dpfl.systems import UDP as UDP
+    from dpfl.systems import AdapDPFL as AdapDPFL
+    from dpfl.systems import DPFedAvg as DPFedAvg
+    from dpfl.systems import DPSGDFedAvg as DPSGDFedAvg
     from dpfl.systems import FedAvg as FedAvg
     from dpfl.systems import FedProx as FedProx
     from dpfl.systems import FedSGD as FedSGD
+    from dpfl.systems import FedSGDDPC as FedSGDDPC
+    from dpfl.systems import Lei as Lei
+    from dpfl.systems import NbAFL as NbAFL
     from dpfl.training import Run as Run
     from dpfl.training import train as train
 
@@ -36,7 +44,9 @@ _HOMES = {
     "BadInput": "errors", "BudgetRefused": "errors", "Caution": "errors",
     "Federation": "federation", "federate": "federation", "from_arrays": "federation", "from_torch": "federation",
     "Order": "orders",
-    "UDP": "systems", "FedAvg": "systems", "FedProx": "systems", "FedSGD": "systems",
+    "ALIDPFL": "systems", "AdapDPFL": "systems", "DPFedAvg": "systems", "DPSGDFedAvg": "systems", "FedAvg": "systems",
+    "FedProx": "systems", "FedSGD": "systems", "FedSGDDPC": "systems", "Lei": "systems", "NbAFL": "systems",
+    "PEDPFL": "systems", "UDP": "systems",
     "Run": "training", "train": "training",
 }  # fmt: skip
 

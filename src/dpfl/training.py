@@ -5,7 +5,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -176,9 +176,12 @@ def train(
                     streams=streams,
                 )  # fmt: skip
             except BudgetRefused:
-                if system.until_spent and history:
+                if not (system.until_spent and history):
+                    raise
+                if system.cohort is None:
                     break
-                raise
+                state = replace(state, round=state.round + 1)  # the next cohort may have something left
+                continue
             # A round after which nobody can pay was the last one, and that is known only afterwards.
             due = state.round % evaluate_every == 0 or state.round >= state.rounds or system.until_spent
             history.append(_metrics(state.round, outcome, evaluate(learner, state.model, test) if due else None))
@@ -195,7 +198,7 @@ def train(
             _save(folder, learner, state.model, certificate, environment | {"seconds": round(seconds, 3)})
     return Run(
         system=system.name,
-        rounds=state.round,
+        rounds=history[-1]["round"],
         accuracy=history[-1]["accuracy"],
         loss=history[-1]["loss"],
         seconds=seconds,

@@ -1,7 +1,7 @@
 """DP-FedAvg on the Lending Club loans: the smaller ε, the more local steps are right.
 
-As in the paper: linear regression with 11 parameters, Laplace noise, C = 150, 120 steps in all, a tenth of the clients a
-round. With 1,000 clients instead of 5,000, and so √5 times the noise, its ε = 1 is our 2.2.
+As in the paper: linear regression with 11 parameters, Laplace noise, C = 150, 120 steps in all, a tenth of the clients
+a round. With 1,000 clients instead of 5,000, and so √5 times the noise, its ε = 1 is our 2.2.
 """
 
 from trainings import Training, clearly_less, outcomes

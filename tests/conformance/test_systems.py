@@ -167,6 +167,7 @@ class Seen:
     weights: list[dict[int, float]] = field(default_factory=list)  # as the aggregation applied them
     downlink: list[float] = field(default_factory=list)
     charges: int = 0  # on disk so far
+    last_round: int = 0
     booked: list[tuple[int, int, float]] = field(default_factory=list)  # round, client, weight, by the books
     sent: list[tuple[int, float]] = field(default_factory=list)  # round and the server's noise, by the books
     model: Tensor | None = None
@@ -189,7 +190,8 @@ def spy(seen: Seen, path: Path, promise: Promise | None) -> type[ReferenceClient
                     assert paid.order.noise is None
                 else:
                     assert_alike(release, lets_out(paid.order, SIZES[client], promise))
-            assert round == len(seen.performed) + 1
+            assert round > seen.last_round  # or noise would be drawn from one stream twice
+            seen.last_round = round
             seen.performed.append({client: paid.order for client, paid in charged.items()})
             seen.weights.append({})
             seen.downlink.append(0.0)
@@ -401,6 +403,8 @@ def test_dp_fedavgs_papers_laplace_noise_is_worth_twice_its_claim() -> None:
     mean_replies = 2 * ROUNDS / len(SIZES)  # by which the paper counts
     for line in run.certificate.spending:
         assert line.server_epsilon == pytest.approx(2 * line.claimed_epsilon * line.replies / mean_replies)
+    server = run.certificate.observers["server"]
+    assert server.claimed_epsilon == pytest.approx(server.epsilon / 2)
 
 
 LEFT_OUT = {"udp": ("discount", "loss"), "ali-dpfl": ("calibration", "curvature")}
@@ -528,6 +532,30 @@ def test_weights_and_server_noise_are_booked_as_they_were_applied(case: Case) ->
     for orders, weights in zip(seen.performed, seen.weights, strict=True):
         assert weights.keys() == orders.keys()
         assert all(weight > 0 for weight in weights.values())
+
+
+@over(
+    ("name", "expected"),
+    [
+        ("udp", lambda client, answered: SIZES[client] / sum(SIZES[one] for one in answered)),
+        ("nbafl", lambda client, answered: 1 / len(answered)),
+        ("dp-fedavg", lambda client, answered: 3 / len(answered) * SIZES[client] / sum(SIZES)),
+        ("fedsgd-dpc", lambda client, answered: 3 / len(answered) * SIZES[client] / sum(SIZES)),
+    ],
+)
+def test_cohorts_are_weighed_as_each_paper_says(name: str, expected: Callable[..., float]) -> None:
+    _, seen = trained(Case(name, (("cohort", 2),)))
+    for weights in seen.weights:
+        assert len(weights) == 2
+        assert weights == pytest.approx({client: expected(client, weights) for client in weights})
+
+
+def test_leis_noise_falls_linearly_by_half_over_the_planned_rounds() -> None:
+    _, seen = trained(Case("lei", (("rounds", 8),)))
+    assert len(seen.performed) > 3
+    for round, orders in enumerate(seen.performed):
+        for client, order in orders.items():
+            assert order.noise.std == pytest.approx((1 - 0.5 * round / 8) * seen.performed[0][client].noise.std)
 
 
 @over("case", CASES, ids=str)

@@ -76,7 +76,7 @@ def _filtered(sampling_rate: float, releases: int, budget: Budget) -> float:
     found = _searched(renyi.epsilon, mechanism, releases, budget)  # the filter, which shares δ out, wants some more
     while not _fits(replace(mechanism, multiplier=found), releases, budget):
         found *= 1.01
-    return found
+    return found * (1 + 2 * _ROUNDING)
 
 
 def _fits(mechanism: Mechanism, releases: int, budget: Budget) -> bool:

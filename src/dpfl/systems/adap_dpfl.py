@@ -108,6 +108,8 @@ class AdapDPFL(PrivateSystem[AdapState]):
         noise = (state.noise_multipliers[client] * state.clips[client] / batch) ** 2 * len(upload) / self.local_steps
         assert self.lr is not None
         length = float(torch.linalg.vector_norm(upload)) / (self.lr * self.local_steps)
+        if math.isnan(length):
+            return state.clips[client]
         wanted = self.clip_factor * math.sqrt(max(length**2 - noise, 0.0))
         return min(max(wanted, self.clip / 10), 10 * self.clip)
 

@@ -130,7 +130,8 @@ class ALIDPFL(PrivateSystem[ALIState]):
 
     def _curvature(self, state: ALIState, gradient: Tensor, feedback: Feedback) -> float:
         if self.calibration == "paper":
-            told, total = feedback.answers["curvature"], sum(state.problem.sizes)
+            told = feedback.answers["curvature"]
+            total = sum(state.problem.sizes[client] for client in told)
             return math.fsum(state.problem.sizes[client] / total * one for client, one in told.items())
         if state.gradient is None or state.moved == 0:
             return math.nan

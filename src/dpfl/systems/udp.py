@@ -8,6 +8,7 @@ a factor when a round has brought too little, and shares what is left of each bu
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import ClassVar
 
 from torch import Tensor
@@ -94,7 +95,8 @@ class UDP(PrivateSystem[UDPState]):
         state = replace(state, precisions=precisions, loss=loss)
         if not stalled:
             return state
-        state = replace(state, rounds=max(math.floor(self.discount * (state.rounds - t)) + t, state.round))
+        kept = Fraction(repr(self.discount)) * (state.rounds - t)  # the decimal number: 0.7·90 is 63, in binary 62.99…
+        state = replace(state, rounds=max(math.floor(kept) + t, state.round))
         return state if state.round == state.rounds else replace(state, noise_stds=self._noise_stds(state))
 
     def _watched(self, problem: Problem, feedback: Feedback) -> float:

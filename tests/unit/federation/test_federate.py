@@ -137,8 +137,14 @@ def test_bad_values_in_a_hand_made_data_set_are_reported():
     [
         ({"clients": 0}, "^clients must be a whole number of at least 1, was 0"),
         ({"clients": 500}, "^clients must be at most the 144 records there are to share out, was 500"),
-        ({"validation_share": -0.1}, r"^validation_share must be at least 0 \(for no public data\) and below 1, was -0.1;"),
-        ({"validation_share": 1.0}, r"^validation_share must be at least 0 \(for no public data\) and below 1, was 1.0"),
+        (
+            {"validation_share": -0.1},
+            r"^validation_share must be at least 0 \(for no public data\) and below 1, was -0.1;",
+        ),
+        (
+            {"validation_share": 1.0},
+            r"^validation_share must be at least 0 \(for no public data\) and below 1, was 1.0",
+        ),
         ({"test_share": float("nan")}, "^test_share must be above 0 and below 1, was nan"),
         ({"share": 0}, "^share must be above 0"),
         ({"sizes": 100}, "^sizes must add up to at most the 144 records"),
