@@ -169,7 +169,11 @@ class Comparison:
         padded = (
             "   ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
         )
-        return "\n".join(padded)
+        kinds = {row[1] for row in rows[1:]} - {_NOTHING}
+        mixed = (
+            "\n\nWhat rows protect differs: replacing a record is removing one and adding another; a client is more."
+        )
+        return "\n".join(padded) + (mixed if len(kinds) > 1 else "")
 
 
 def compare(
@@ -302,7 +306,7 @@ def rehearse(system: System[Any], sizes: Sequence[int], streams: Streams) -> Cer
     state = system.begin(problem, still, told(0, ()))
     while state.round < state.rounds:
         charged = ledger.charge(system.orders(state))
-        noise = system.downlink(state)
+        noise = system.downlink(state, sorted(charged))
         ledger.broadcast(system.weights(state, sorted(charged)), noise_std=noise.std if noise else 0.0)
         state = system.adapt(replace(state, round=state.round + 1), told(state.round + 1, charged))
     return certify(ledger.books, ledger.run)
@@ -317,6 +321,7 @@ def _mean(values: Sequence[float | None]) -> dict[str, float | None]:
     return {"mean": statistics.fmean(present), "standard_error": error}
 
 
+_NOTHING = "nothing"
 _HEADING = ["", "protects", "claimed ε", "true ε", "rounds", "accuracy in %", "loss"]
 
 
@@ -324,7 +329,7 @@ def _row(one: Mapping[str, Any]) -> list[str]:
     claimed, chosen = one["claimed"], ", ".join(f"{key} = {value}" for key, value in one["searched"].items())
     return [
         f"{one['label']} ({chosen})" if chosen else one["label"],
-        f"{one['unit']}, {one['neighbours']}" if claimed else "nothing",
+        f"{one['unit']}, {one['neighbours']}" if claimed else _NOTHING,
         f"{claimed['epsilon']:.4g}" if claimed else "–",
         rounded_up(one["true_epsilon"]),
         _with_error(one["rounds"], 1, 1),

@@ -55,7 +55,7 @@ def play(
     uploads = clients.perform(charged, state.model, state.round + 1)  # batch → gradient → clip → noise → upload
     weights = system.weights(state, sorted(uploads))
     moved = aggregate(state.model, uploads, weights)  # the weighted sum moves the model
-    downlink = system.downlink(state)
+    downlink = system.downlink(state, sorted(uploads))
     if downlink is not None:  # noise of the server's own, against readers of the model
         moved = add_noise(moved, downlink, streams.generator("downlink", round=state.round + 1))
     ledger.broadcast(weights, noise_std=downlink.std if downlink else 0.0)  # what readers will see of each upload
@@ -66,6 +66,13 @@ def play(
     after = system.adapt(after, Feedback(score.loss if score else None, uploads, answers))  # the next may be different
     paid = {client: receipt.order for client, receipt in charged.items()}
     return after, Outcome(paid, tuple(sorted(orders.keys() - charged.keys())), score)
+
+
+def sit_out(system: System[S], state: S, *, ledger: Ledger, model: Model, validation: Records) -> tuple[S, Outcome]:
+    """Pass over a round whose whole cohort could not pay: the model stays as it is."""
+    ledger.pass_over()
+    refused = tuple(sorted(system.orders(state)))
+    return replace(state, round=state.round + 1), Outcome({}, refused, evaluate(model, state.model, validation))
 
 
 def look(questions: Sequence[Question], *, clients: Clients, model: Model, validation: Records) -> Feedback:

@@ -5,7 +5,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +27,7 @@ from dpfl.privacy.books import Books
 from dpfl.privacy.budget import cautions, unpaid
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
-from dpfl.round import Outcome, look, play
+from dpfl.round import Outcome, look, play, sit_out
 from dpfl.server.evaluation import Score, evaluate
 from dpfl.streams import Streams, layer_randomness
 from dpfl.systems import Problem, System
@@ -168,6 +168,7 @@ def train(
         run_folder.write_json(folder, run_folder.ENVIRONMENT, environment)
 
     history: list[Metrics] = []
+    gone: set[int] = set()  # clients whose budgets could not pay when they were last asked
     try:
         while state.round < state.rounds:
             try:
@@ -176,12 +177,13 @@ def train(
                     streams=streams,
                 )  # fmt: skip
             except BudgetRefused:
-                if not (system.until_spent and history):
+                gone |= set(system.orders(state))
+                if len(gone) == len(records):  # nobody is left to go on with
+                    if system.until_spent and any(line["cohort"] for line in history):
+                        break
                     raise
-                if system.cohort is None:
-                    break
-                state = replace(state, round=state.round + 1)  # the next cohort may have something left
-                continue
+                state, outcome = sit_out(system, state, ledger=run_ledger, model=learner, validation=validation)
+            gone = (gone | set(outcome.refused)) - set(outcome.orders)
             # A round after which nobody can pay was the last one, and that is known only afterwards.
             due = state.round % evaluate_every == 0 or state.round >= state.rounds or system.until_spent
             history.append(_metrics(state.round, outcome, evaluate(learner, state.model, test) if due else None))
@@ -198,7 +200,7 @@ def train(
             _save(folder, learner, state.model, certificate, environment | {"seconds": round(seconds, 3)})
     return Run(
         system=system.name,
-        rounds=history[-1]["round"],
+        rounds=state.round,
         accuracy=history[-1]["accuracy"],
         loss=history[-1]["loss"],
         seconds=seconds,

@@ -502,7 +502,7 @@ def test_a_server_that_forgets_its_own_noise_is_found_out_by_the_certificate() -
     right, seen = train(system)
     assert min(seen.downlink) > 0
     assert right.certificate.observers["released"].slack >= -1e-9
-    wrong, _ = train(twin(system, downlink=lambda self, state: None))
+    wrong, _ = train(twin(system, downlink=lambda self, state, answered: None))
     assert wrong.certificate.observers["released"].slack < -0.1
 
 

@@ -114,6 +114,11 @@ class Ledger:
         self._granted, self._seen = self.books.last_grant(), self.books.last_charge()
         self._lifetime = _lifetime_filters(self.books, self.promise, len(self.sizes))
 
+    def pass_over(self) -> None:
+        """Count a round in which nobody could pay: the model is sent out as it was."""
+        self._round, self._charges = self._round + 1, {}
+        self.broadcast({})
+
     def broadcast(self, weights: Mapping[int, float], *, noise_std: float = 0.0) -> None:
         """Note how the uploads of the round just charged went into the model that everybody will see.
 

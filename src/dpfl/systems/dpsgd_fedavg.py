@@ -76,13 +76,13 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
 
     def _last_round(self, problem: Problem, left: Sequence[int]) -> int:
         """Return the last planned round in which anybody can still pay."""
-        rounds = [count // self.local_steps for count in left]
+        rounds, last = [count // self.local_steps for count in left], 0
         for round in range(1, self.rounds + 1):
-            for client in problem.schedule.cohort(round):
+            able = [client for client in problem.schedule.cohort(round) if rounds[client] > 0]
+            for client in able:
                 rounds[client] -= 1
-            if max(rounds) <= 0:
-                return round
-        return self.rounds
+            last = round if able else last
+        return max(last, 1)
 
     def orders(self, state: DPSGDState) -> dict[int, Order]:
         """Order τ steps from all clients of the cohort that can pay for them."""

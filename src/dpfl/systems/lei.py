@@ -1,12 +1,12 @@
 """Lei's approach, as UDP's paper compares with it: UDP whose noise falls linearly until the budget is gone.
 
-The paper says no more than that. Here client i begins with the noise at which R equal rounds would spend its budget,
-and the noise of round t is σ_i·(1 − f·(t−1)/R) for a total fall f: each round costs more than the one before, and the
-training ends when the ledger refuses, before round R. The noise is fixed in advance; the ledger only counts.
+The paper says no more than that. Here client i begins with the noise at which all its R_i planned replies would spend
+its budget, and its k-th reply has σ_i·(1 − f·(k−1)/R_i) for a total fall f: each costs more than the one before, and
+the client stops when the ledger refuses, before the last. The noise is fixed in advance; the ledger only counts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -21,9 +21,11 @@ from dpfl.systems.udp import clipped_step, record_sensitivity
 
 @dataclass(frozen=True, kw_only=True)
 class LeiState(State):
-    """The state, and the noise that each client begins with."""
+    """The state, the noise that each client begins with, and its replies: planned, and given so far."""
 
     first_stds: tuple[float, ...]
+    planned: tuple[int, ...]
+    given: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +55,20 @@ class Lei(PrivateSystem[LeiState]):
         bounds = [record_sensitivity(clipped_step(self.lr, self.clip, None), records) for records in problem.sizes]
         replies = planned_replies(problem, 1, self.rounds)
         stds = gaussian_noise_stds(bounds, replies, self.budgets(len(problem.sizes)))
-        return LeiState(problem=problem, model=model, rounds=self.rounds, first_stds=tuple(stds))
+        return LeiState(
+            problem=problem, model=model, rounds=self.rounds, first_stds=tuple(stds), planned=tuple(replies),
+            given=(0,) * len(stds),
+        )  # fmt: skip
 
     def orders(self, state: LeiState) -> dict[int, Order]:
-        """Order one clipped step under the noise of this round."""
-        part = 1 - self.noise_fall * state.round / self.rounds
-        return {
-            client: clipped_step(self.lr, self.clip, Gaussian(part * state.first_stds[client]))
-            for client in state.cohort
-        }
+        """Order one clipped step under the noise that each client has come down to."""
+        return {client: clipped_step(self.lr, self.clip, self._noise(state, client)) for client in state.cohort}
+
+    def adapt(self, state: LeiState, feedback: Feedback) -> LeiState:
+        """Count the replies."""
+        given = tuple(count + (client in feedback.uploads) for client, count in enumerate(state.given))
+        return replace(state, given=given)
+
+    def _noise(self, state: LeiState, client: int) -> Gaussian:
+        part = 1 - self.noise_fall * state.given[client] / state.planned[client]
+        return Gaussian(part * state.first_stds[client])

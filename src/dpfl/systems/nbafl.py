@@ -8,6 +8,7 @@ the default of tight calibration, each record's gradient is clipped in the local
 bound of 2ηC/n_i is proved, which is what the paper had in mind.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -94,12 +95,16 @@ class NbAFL(PrivateSystem[NbAFLState]):
         return {client: self._order(Gaussian(state.uplink_stds[client])) for client in state.cohort}
 
     def weights(self, state: NbAFLState, answered: Sequence[int]) -> dict[int, float]:
-        """Weigh all alike: what makes the broadcast model tell least about any one client."""
-        return dict.fromkeys(answered, 1 / len(answered)) if answered else {}
+        """Weigh all alike, which tells least about any one client, and by 1/K even where somebody's budget is gone."""
+        return dict.fromkeys(answered, 1 / len(state.cohort))
 
-    def downlink(self, state: NbAFLState) -> Gaussian | None:
-        """Add the server's own noise where that of the clients does not suffice."""
-        return Gaussian(state.downlink_std) if state.downlink_std > 0 else None
+    def downlink(self, state: NbAFLState, answered: Sequence[int]) -> Gaussian | None:
+        """Add the server's own noise where that of the clients does not suffice, and for those who stayed away."""
+        variance = state.downlink_std**2
+        if self.calibration == "tight":  # what the others were promised counts on everybody's noise
+            away = set(state.cohort) - set(answered)
+            variance += math.fsum((state.uplink_stds[client] / len(state.cohort)) ** 2 for client in away)
+        return Gaussian(math.sqrt(variance)) if variance > 0 else None
 
     def _order(self, noise: Gaussian | None) -> Order:
         assert self.local_steps is not None

@@ -109,7 +109,7 @@ class System(ABC, Generic[S]):
         total = sum(state.problem.sizes[client] for client in answered)
         return {client: state.problem.sizes[client] / total for client in answered}
 
-    def downlink(self, state: S) -> Gaussian | None:
+    def downlink(self, state: S, answered: Sequence[int]) -> Gaussian | None:
         """Return the noise that the server adds to the model it sends out: none, for most systems."""
         return None
 

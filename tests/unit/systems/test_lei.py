@@ -29,7 +29,8 @@ def until_refused(system: Lei, sizes: tuple[int, ...]) -> tuple[Ledger, list[dic
     try:
         while state.round < state.rounds:
             paid.append({client: one.order for client, one in ledger.charge(system.orders(state)).items()})
-            state = system.adapt(replace(state, round=state.round + 1), Feedback())
+            uploads = dict.fromkeys(paid[-1], torch.zeros(3))
+            state = system.adapt(replace(state, round=state.round + 1), Feedback(1.0, uploads))
     except BudgetRefused:
         pass
     return ledger, paid
@@ -46,7 +47,7 @@ def test_the_noise_falls_linearly_by_the_same_share_at_every_client() -> None:
     system = Lei(rounds=10, noise_fall=0.6, lr=0.5, clip=2.0, epsilon=(2.0, 8.0), delta=1e-4)
     state = begin(system, (10, 40))
     for done in range(10):
-        stds = [order.noise.std for order in system.orders(replace(state, round=done)).values()]
+        stds = [order.noise.std for order in system.orders(replace(state, given=(done, done))).values()]
         for i, n in enumerate((10, 40)):
             first = 2 * 0.5 * 2.0 / n * math.sqrt(10) / float(mu_of(system.epsilon[i], 1e-4))
             assert stds[i] == pytest.approx(first * (1 - 0.06 * done), rel=1e-6)
@@ -88,6 +89,20 @@ def test_each_client_has_noise_for_the_rounds_that_it_will_answer() -> None:
     assert len(set(replies)) > 1
     expected = [2 * 2.0 / 10 * math.sqrt(count) / float(mu_of(8.0, 1e-3)) for count in replies]
     assert state.first_stds == pytest.approx(expected, rel=1e-6)
+
+
+def test_noise_falls_with_a_clients_own_replies_so_that_a_late_turn_can_be_paid() -> None:
+    # One of three clients a round, in turn: each answers twice, the second time with f/2 less noise than the first.
+    system = Lei(rounds=6, cohort=1, scheduling="round-robin", noise_fall=0.4)
+    state = begin(system, (10, 10, 10))
+    assert state.planned == (2, 2, 2)
+    first = state.first_stds[0]
+    seen: list[float] = []
+    for _ in range(6):
+        ((client, order),) = system.orders(state).items()
+        seen.append(order.noise.std / first)
+        state = system.adapt(replace(state, round=state.round + 1), Feedback(1.0, {client: torch.zeros(3)}))
+    assert seen == pytest.approx([1.0, 1.0, 1.0, 0.8, 0.8, 0.8])
 
 
 def test_the_promise_is_for_one_record_replaced_and_exact() -> None:

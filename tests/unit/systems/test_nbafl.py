@@ -34,7 +34,7 @@ def certified(system: NbAFL, sizes: tuple[int, ...], seed: int = 0, *, share: fl
     """Charge a whole training, in which nobody may be refused; the server adds a share of the noise it chose."""
     ledger = Ledger(system.promise(sizes), sizes, system=system.name)
     for state in rounds_of(system, sizes, seed):
-        orders, downlink = system.orders(state), system.downlink(state)
+        orders, downlink = system.orders(state), system.downlink(state, state.cohort)
         assert sorted(ledger.charge(orders)) == sorted(orders)
         ledger.broadcast(system.weights(state, sorted(orders)), noise_std=share * downlink.std if downlink else 0.0)
     return certify(ledger.books, ledger.run)
@@ -72,7 +72,7 @@ def test_theorem_1_asks_the_server_for_noise_beyond_l_times_the_root_of_n(client
         assert state.uplink_stds == pytest.approx([c * exposures * (2 * 3 / 20) / 5] * clients)
         assert state.downlink_std == pytest.approx(expected)
         assert (state.downlink_std == 0) == (rounds <= turn)
-        assert (system.downlink(state) is None) == (rounds <= turn)
+        assert (system.downlink(state, state.cohort) is None) == (rounds <= turn)
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 10.0, 60.0])
@@ -266,7 +266,7 @@ def test_no_noise_of_the_servers_where_the_clients_is_enough(sizes: tuple[int, .
     system = NbAFL(rounds=2, **options)
     state = begin(system, sizes)
     assert state.downlink_std == 0
-    assert system.downlink(state) is None
+    assert system.downlink(state, state.cohort) is None
     assert max(spent_share(certified(system, sizes), "released")) <= 1
 
 
@@ -326,8 +326,14 @@ def test_everybody_weighs_alike() -> None:
     system = NbAFL()
     state = begin(system, MIXED)
     assert system.weights(state, [0, 1, 2, 3]) == dict.fromkeys(range(4), 0.25)
-    assert system.weights(state, [1, 3]) == {1: 0.5, 3: 0.5}
+    # By 1/K even where some stay away, whose noise the server then adds: what the others were promised counts on both.
+    assert system.weights(state, [1, 3]) == {1: 0.25, 3: 0.25}
     assert system.weights(state, []) == {}
+    whole, half = system.downlink(state, [0, 1, 2, 3]), system.downlink(state, [1, 3])
+    planned = 0.0 if whole is None else whole.std**2
+    missing = (state.uplink_stds[0] ** 2 + state.uplink_stds[2] ** 2) / 16
+    assert half is not None
+    assert half.std**2 == pytest.approx(planned + missing)
 
 
 def test_all_clients_or_k_at_random() -> None:
