@@ -15,7 +15,7 @@ def ali(*, clip: float = 0.5, epsilon: float = 2.0, smallest: int = 1500) -> Tra
         "calibration": "paper", "epsilon": epsilon, "delta": 1e-5, "clip": clip, "lr": 0.5, "rounds": 30,
         "sampling_rate": 0.015, "noise_multiplier": 1.1,
     }  # fmt: skip
-    return Training("ali-dpfl", options, "mnist", {"clients": 10, "sizes": (smallest, 4000)}, "softmax")
+    return Training("ali-dpfl", options, "mnist", {"clients": 10, "sizes": (smallest, 4000)}, "softmax", seeds=(1, 2))
 
 
 @pytest.fixture(scope="module")

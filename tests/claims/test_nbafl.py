@@ -14,7 +14,7 @@ def nbafl(epsilon: float, clients: int) -> Training:
         "calibration": "paper", "epsilon": epsilon, "delta": 0.01, "clip": 10.0, "lr": 0.5, "local_steps": 5,
         "rounds": 25, "exposures": 25, "proximal": 0.1,
     }  # fmt: skip
-    return Training("nbafl", options, "mnist", {"clients": clients, "sizes": 128}, "mlp")
+    return Training("nbafl", options, "mnist", {"clients": clients, "sizes": 128}, "mlp", seeds=(1, 2))
 
 
 @pytest.fixture(scope="module")

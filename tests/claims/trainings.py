@@ -83,5 +83,10 @@ def error(values: Sequence[float]) -> float:
 
 
 def clearly_less(low: Sequence[float], high: Sequence[float]) -> bool:
-    """Say whether the mean of `low` is below that of `high` by more than two standard errors of the difference."""
-    return mean(high) - mean(low) > 2 * math.hypot(error(low), error(high))
+    """Say whether `low` is below `high` by more than two standard errors of their mean difference.
+
+    A seed stands for the same data, shared out alike, and the same first model on both sides, so that differences are
+    taken seed by seed.
+    """
+    differences = [above - below for below, above in zip(low, high, strict=True)]
+    return mean(differences) > 2 * error(differences)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution
+from known import records_of, switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import nn
@@ -161,20 +162,7 @@ def walk(case: Case, most: int, rounds: int) -> Walked:
 @pytest.fixture
 def known_noise(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Switch the clients' noise to the known vectors, and note its standard deviations."""
-    noise = noise_vectors()
-    stds: list[float] = []
-
-    def add(value, noise_law, rng):
-        stds.append(noise_law.std)
-        return value + noise_law.std * torch.from_numpy(next(noise))
-
-    monkeypatch.setattr("dpfl.clients.reference.add_noise", add)
-    return stds
-
-
-def records_of(rows: list) -> Records:
-    x, y = zip(*rows, strict=True)
-    return Records(torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64))
+    return switch_noise(monkeypatch, noise_vectors())
 
 
 def played(system: ALIDPFL, rounds: int) -> Iterator[tuple]:

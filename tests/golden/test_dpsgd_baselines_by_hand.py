@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.rdp import RdpAccountant
+from known import records_of, switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import nn
 from torch.nn import functional
 
 from dpfl.clients.reference import ReferenceClients
-from dpfl.federation import Records, Schedule
+from dpfl.federation import Schedule
 from dpfl.models import Model
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import look, play
@@ -134,20 +135,7 @@ def filtered(q: float, multiplier: float, steps: int, delta: float) -> float:
 @pytest.fixture
 def known_noise(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Switch the clients' noise to the known vectors, and note its standard deviations."""
-    noise = noise_vectors()
-    stds: list[float] = []
-
-    def add(value, noise_law, rng):
-        stds.append(noise_law.std)
-        return value + noise_law.std * torch.from_numpy(next(noise))
-
-    monkeypatch.setattr("dpfl.clients.reference.add_noise", add)
-    return stds
-
-
-def records_of(rows: list) -> Records:
-    x, y = zip(*rows, strict=True)
-    return Records(torch.tensor(x, dtype=torch.float64), torch.tensor(y))
+    return switch_noise(monkeypatch, noise_vectors())
 
 
 def played(system: System, rounds: int = 2) -> list:
@@ -158,7 +146,11 @@ def played(system: System, rounds: int = 2) -> list:
         classify=lambda outputs: outputs.argmax(-1),
     )
     model.load(torch.from_numpy(START))
-    streams, clients, validation = Streams(SEED), tuple(map(records_of, CLIENTS)), records_of(PUBLIC)
+    streams, clients, validation = (
+        Streams(SEED),
+        tuple(records_of(rows, torch.int64) for rows in CLIENTS),
+        records_of(PUBLIC, torch.int64),
+    )
     performers = ReferenceClients(model, clients, streams)
     ledger = Ledger(system.promise(SIZES), SIZES)
     known = look((), clients=performers, model=model, validation=validation)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+from known import switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm as normal
 from torch import nn
@@ -98,16 +99,8 @@ PATTERNS = np.random.default_rng(9).normal(size=(100, len(START))) / 10
 @pytest.fixture
 def known_noise(monkeypatch):
     """Let the n-th noise be its size times the n-th pattern, and keep the laws that were asked for."""
-    laws, turn = [], count()
-
-    def add(value, noise, rng):
-        laws.append(noise)
-        size = noise.scale if isinstance(noise, Laplace) else noise.std
-        return value + size * torch.from_numpy(PATTERNS[next(turn)])
-
-    monkeypatch.setattr("dpfl.clients.reference.add_noise", add)
     monkeypatch.setattr("dpfl.round.add_noise", None)  # nothing is noised on the way down
-    return laws
+    return switch_noise(monkeypatch, PATTERNS, noted=lambda law: law)
 
 
 def played(system, data, *, dense=False):

@@ -12,6 +12,7 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
+from known import switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm as normal
 from torch import nn
@@ -75,20 +76,10 @@ DOWN = np.random.default_rng(1).normal(size=(2, 3)) / 10
 @pytest.fixture
 def known_noise(monkeypatch):
     """Let the n-th noise of each way be its size times the way's n-th pattern; keep the sizes."""
-    sizes = {"up": [], "down": []}
-
-    def known(way, patterns):
-        turn = count()
-
-        def add(value, noise, rng):
-            sizes[way].append(noise.std)
-            return value + noise.std * torch.from_numpy(patterns[next(turn)])
-
-        return add
-
-    monkeypatch.setattr("dpfl.clients.reference.add_noise", known("up", PATTERNS))
-    monkeypatch.setattr("dpfl.round.add_noise", known("down", DOWN))
-    return sizes
+    return {
+        "up": switch_noise(monkeypatch, PATTERNS),
+        "down": switch_noise(monkeypatch, DOWN, at="dpfl.round"),
+    }
 
 
 def played(system, data):

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from known import records_of, switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import nn
 
 from dpfl.clients.reference import ReferenceClients
-from dpfl.federation import Records, Schedule
+from dpfl.federation import Schedule
 from dpfl.models import Model
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import look, play
@@ -130,20 +131,7 @@ def walk(calibration: str, cohort: int | None, discount: bool, least_gain: float
 @pytest.fixture
 def known_noise(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Switch the clients' noise to the known vectors, and note its standard deviations."""
-    noise: Iterator[np.ndarray] = iter(NOISE)
-    stds: list[float] = []
-
-    def add(value, noise_law, rng):
-        stds.append(noise_law.std)
-        return value + noise_law.std * torch.from_numpy(next(noise))
-
-    monkeypatch.setattr("dpfl.clients.reference.add_noise", add)
-    return stds
-
-
-def records_of(rows: list) -> Records:
-    x, y = zip(*rows, strict=True)
-    return Records(torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64))
+    return switch_noise(monkeypatch, NOISE)
 
 
 def played(system: UDP) -> Iterator[tuple]:
