@@ -10,7 +10,7 @@ import math
 import pytest
 from trainings import Outcomes, Training, clearly_less, mean, outcomes
 
-GRIDS = {1.0: (2, 8, 32), 5.0: (5, 20, 40, 100), 10.0: (10, 42, 84, 168)}
+GRIDS = {1.0: (2, 8, 32), 5.0: (5, 20, 40, 80), 10.0: (10, 42, 84, 168)}
 
 
 def optimal_rounds(epsilon: float, cohort: int = 10) -> float:

@@ -11,7 +11,7 @@ TOO_LARGE, WELL_TUNED = 8.0, 2.0  # learning rates, for a softmax regression at 
 
 
 def mlp(epsilon: float) -> Training:
-    options = {"epsilon": epsilon, "delta": 1e-3, "lr": 8.0, "rounds": 25}
+    options = {"epsilon": epsilon, "delta": 1e-3, "lr": 2.0, "rounds": 20}
     return Training("udp", options, "mnist", SHARING, "mlp")
 
 

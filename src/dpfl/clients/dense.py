@@ -76,19 +76,28 @@ def sum_of_clipped_dense(model: Model, weights: Tensor, x: Tensor, y: Tensor, bo
 
 
 def _lengths(inputs: list[Tensor], deltas: list[Tensor], biased: list[bool], norm: Norm) -> Tensor:
-    """Return the norm of each record's gradient over all layers [B]: a bias is a weight whose input is 1.
-
-    In double precision: the square of a tiny derivative would vanish, though a huge input makes the product count.
-    """
-    parts = []
-    for layer_inputs, delta, has_bias in zip(inputs, deltas, biased, strict=True):
-        a, d = layer_inputs.double(), delta.double()
-        if norm == 1:
-            parts.append(d.abs().sum(dim=1) * (a.abs().sum(dim=1) + has_bias))
-        else:
-            parts.append(d.square().sum(dim=1) * (a.square().sum(dim=1) + has_bias))
+    """Return the norm of each record's gradient over all layers [B]: a bias is a weight whose input is 1."""
+    layers = zip(inputs, deltas, biased, strict=True)
+    parts = [
+        _powers(delta, norm) * (_powers(layer_inputs, norm) + has_bias) for layer_inputs, delta, has_bias in layers
+    ]
     total = torch.stack(parts).sum(dim=0)
     return total if norm == 1 else total.sqrt()
+
+
+def _powers(rows: Tensor, norm: Norm) -> Tensor:
+    """Return Σ|x|, or Σx², of each row [B] in double precision.
+
+    Squares in single precision vanish or overflow where numbers are tiny or huge, and a tiny derivative times a huge
+    input is a gradient like any other: such rows are squared in double precision.
+    """
+    if norm == 1:
+        return rows.abs().sum(dim=1).double()
+    squares = rows.square().sum(dim=1).double()
+    odd = ~((squares > 1e-30) & (squares < 1e30))
+    if odd.any():
+        squares[odd] = rows[odd].double().square().sum(dim=1)
+    return squares
 
 
 def _named(layer: str, part: str) -> str:
