@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 
 test: lint types unit
 
-# The papers' claims on real data ($DPFL_DATA): some ten minutes on two cores, so not part of `make test`.
+# The papers' claims on real data ($DPFL_DATA): about eight minutes on two cores, so not part of `make test`.
 test-claims: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/claims --durations=20
 
