@@ -16,11 +16,12 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from dpfl.errors import BadInput, require_count, require_not_negative
-from dpfl.orders import Gaussian, ModelClip, Order, RecordClip, sensitivity
+from dpfl.orders import Gaussian, ModelClip, Order, RecordClip
 from dpfl.privacy.budget import Promise
 from dpfl.privacy.calibration import cohort_downlink_noise_std, downlink_noise_std, gaussian_noise_stds
 from dpfl.privacy.claims import nbafl_cautions, nbafl_downlink_noise_std, nbafl_uplink_noise_std
 from dpfl.systems.system import Feedback, PrivateSystem, Problem, State
+from dpfl.systems.udp import record_sensitivity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +136,7 @@ class NbAFL(PrivateSystem[NbAFLState]):
     def _true_noise(self, problem: Problem) -> tuple[list[float], float]:
         clients, order = len(problem.sizes), self._order(None)
         granted = self.budgets(clients)
-        bounds = [
-            sensitivity(order, records=records, unit="record", neighbours="replace", norm=2)
-            for records in problem.sizes
-        ]
+        bounds = [record_sensitivity(order, records) for records in problem.sizes]
         uplink = gaussian_noise_stds(bounds, [self.exposures] * clients, granted)
         if self.cohort is None or self.cohort == clients:
             return uplink, downlink_noise_std(
