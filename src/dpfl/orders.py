@@ -6,6 +6,7 @@ sentence where no bound is proved.
 """
 
 import json
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -135,6 +136,16 @@ class Order:
         if self.steps > 1:
             return None
         return self.learning_rates[0] / (self.divisor(records) if isinstance(self.clip, RecordClip) else 1.0)
+
+    def noise_variance(self, records: int) -> float:
+        """Return the variance that the noise adds to each coordinate of the upload, steps added up as independent."""
+        if self.noise is None:
+            return 0.0
+        one = self.noise.std**2 if isinstance(self.noise, Gaussian) else 2 * self.noise.scale**2
+        if self.noise_on == "upload":
+            return one
+        divisor = self.divisor(records) if isinstance(self.clip, RecordClip) else 1.0
+        return one * math.fsum((rate / divisor) ** 2 for rate in self.learning_rates)
 
     def divisor(self, records: int) -> float:
         """Return what a sum of record gradients is divided by: the expected batch size, which is public.

@@ -1,0 +1,108 @@
+"""What the five bounds share: the facts they take, the noise that training would really add, and when they are void.
+
+One rule for all: a bound takes the variance of the noise from the system's own orders, so that it holds for every
+calibration, and the best numbers move when the accounting improves. `form="paper"` is the papers' substitution.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from dpfl.errors import BadInput
+from dpfl.federation import Schedule
+from dpfl.orders import Order, Question
+from dpfl.planning.constants import Constants
+from dpfl.privacy.budget import Budget
+from dpfl.streams import Streams
+from dpfl.systems import Feedback, PrivateSystem, Problem
+
+Form = Literal["general", "paper"]
+
+_LOOKS = 5  # rounds of which the noise is averaged: cohorts differ, but not by much
+
+
+class Void(BadInput):
+    """A bound says nothing for these numbers; the message names the inequality that fails and what would mend it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """The public facts about a problem that a planner needs."""
+
+    sizes: tuple[int, ...]  # records of each client
+    dim: int  # model parameters
+    streams: Streams  # of the run that is planned: they decide its cohorts
+
+    def strictest(self, system: PrivateSystem[Any]) -> Budget:
+        """Return the smallest budget of any client, for formulas that know one only."""
+        return min(system.budgets(len(self.sizes)), key=lambda budget: (budget.epsilon, budget.delta))
+
+
+@dataclass(frozen=True)
+class Planner:
+    """How one system is planned: its bound, the numbers that the bound decides, and what it is a bound of."""
+
+    bound: Callable[[Any, Facts, Constants, Form], float]
+    chooses: tuple[str, ...]
+    of: Literal["loss", "distance"]  # the loss above its least value, or the squared distance from the optimum
+
+
+def begun(system: PrivateSystem[Any], facts: Facts) -> Any:
+    """Return the state in which the system would begin, its noise chosen."""
+    problem = Problem(facts.sizes, facts.dim, Schedule(system.cohorts(len(facts.sizes)), facts.streams))
+    answers: dict[Question, dict[int, float]] = {"loss": dict.fromkeys(range(len(facts.sizes)), 0.0)}
+    return system.begin(problem, torch.zeros(1), Feedback(0.0, {}, answers))
+
+
+def orders_of(system: PrivateSystem[Any], state: Any, round: int) -> dict[int, Order]:
+    """Return what would be ordered in a round if nothing were adapted before it."""
+    return system.orders(replace(state, round=round - 1))
+
+
+def round_noise(system: PrivateSystem[Any], facts: Facts) -> float:
+    """Return v = E‖noise‖² that a round adds to the model, from the orders that the system would give."""
+    state = begun(system, facts)
+    rounds = sorted({round(at) for at in np.linspace(1, system.rounds, _LOOKS)})
+    total = 0.0
+    for number in rounds:
+        orders, before = orders_of(system, state, number), replace(state, round=number - 1)
+        weights, downlink = system.weights(before, sorted(orders)), system.downlink(before, sorted(orders))
+        total += sum(
+            weights[client] ** 2 * order.noise_variance(facts.sizes[client]) for client, order in orders.items()
+        )
+        total += downlink.std**2 if downlink else 0.0
+    return facts.dim * total / len(rounds)
+
+
+def in_turn(clients: int, cohort: float) -> float:
+    """Return (N−K)/((N−1)K), by which asking K of N clients spreads a mean; 0 where all are asked."""
+    return (clients - cohort) / ((clients - 1) * cohort) if clients > 1 else 0.0
+
+
+def contract(start: float, shrinks: Sequence[float], added: Sequence[float]) -> float:
+    """Return where y ← shrink_k·y + added_k ends."""
+    factors = np.asarray(shrinks, float)
+    later = np.append(np.cumprod(factors[::-1])[::-1][1:], 1.0)  # Π of the factors after each step
+    return float(start * later[0] * factors[0] + (later * np.asarray(added)).sum())
+
+
+def require_convex(value: float, system: str, name: str = "strong_convexity (μ)") -> None:
+    """Refuse a curvature of zero or less."""
+    if not value > 0:
+        raise Void(
+            f"{name} must be above 0 for the bound of {system}, which shrinks by 1 − μη a step only then, was"
+            f" {value:g}; add a ridge penalty, correct the constant, or use --method pilot"
+        )
+
+
+def require_below(field: str, value: float, limit: float, formula: str, system: str, *, strictly: bool = False) -> None:
+    """Refuse a learning rate for which the bound of the system does not hold."""
+    if value < limit or (value == limit and not strictly):
+        return
+    raise Void(
+        f"{field} must be {'below' if strictly else 'at most'} {formula} = {limit:.4g} for the bound of {system} to"
+        f" hold, was {value:g}; lower it, correct the smoothness, or use --method pilot"
+    )

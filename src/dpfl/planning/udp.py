@@ -1,0 +1,80 @@
+"""UDP's bound and its right number of rounds R (udp-crd, Theorems 2 and 3).
+
+E F(w_R) − F* ≤ A^R·Θ + (1 − A^R)/(μη(2 − ηL))·(L/2)·(v + η²ε̄·(N−K)/(K(N−1))), with A = 1 − 2μη + μη²L, where μ is the
+constant of the Polyak–Łojasiewicz inequality, v = E‖noise‖² of a round and ε̄ the divergence of the clients' gradients.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.special import wrightomega
+
+from dpfl.planning.bounds import Facts, Form, Planner, in_turn, require_below, require_convex, round_noise
+from dpfl.planning.constants import Constants
+from dpfl.privacy.budget import Budget
+from dpfl.systems import UDP
+
+
+def contraction(*, lr: float, curvature: float, smoothness: float) -> float:
+    """Return A = 1 − 2μη + μη²L, by which a round without noise shrinks the gap; below 1 for 0 < η < 2/L."""
+    return 1 - curvature * lr * (2 - lr * smoothness)
+
+
+def bound(
+    *, rounds: float, lr: float, curvature: float, smoothness: float, initial_gap: float, divergence: float,
+    clients: int, cohort: float, variance: float,
+) -> float:  # fmt: skip
+    """Return the bound on E F(w_R) − F* (Theorem 2) in terms of the noise that is really added."""
+    left = float(contraction(lr=lr, curvature=curvature, smoothness=smoothness) ** rounds)
+    added = smoothness / 2 * (variance + lr**2 * divergence * in_turn(clients, cohort))
+    return left * initial_gap + (1 - left) / (curvature * lr * (2 - lr * smoothness)) * added
+
+
+def paper_bound(
+    *, rounds: float, lr: float, curvature: float, smoothness: float, initial_gap: float, divergence: float,
+    clients: int, cohort: float, sensitivity: float, budgets: Sequence[Budget],
+) -> float:  # fmt: skip
+    """Return Theorem 2 as printed: A^R·Θ + (1−A^R)(κ₀RK/N²·Σ ln(1/δ_i)/ε_i² + κ₁N(N−K)/(K(N−1))).
+
+    κ₀ = L²Δ²/μ and κ₁ = η²L²ε̄/(2μ). It takes η = 1/L, drops the model's dimension d, averages the noise with Σp_i
+    instead of Σp_i² (a factor K) and has an N too many beside κ₁.
+    """
+    left = float(contraction(lr=lr, curvature=curvature, smoothness=smoothness) ** rounds)
+    kappa0 = (smoothness * sensitivity) ** 2 / curvature
+    kappa1 = (lr * smoothness) ** 2 * divergence / (2 * curvature)
+    paid = math.fsum(math.log(1 / budget.delta) / budget.epsilon**2 for budget in budgets)
+    noise = kappa0 * rounds * cohort / clients**2 * paid
+    return left * initial_gap + (1 - left) * (noise + kappa1 * clients * in_turn(clients, cohort))
+
+
+def optimal_rounds(*, contraction: float, initial_gap: float, noise: float, constant: float = 0.0) -> float:
+    """Return the R at which A^R·Θ + (1 − A^R)(a·R + b) is least, for noise a > 0 a round and a constant b.
+
+    Setting the derivative to zero gives e^u + u = 1 + ln(1/A)·(Θ − b)/a with u = R·ln(1/A), hence Wright's ω function.
+    There is one such point, and 0 where Θ ≤ b: the model is already as good as training could make it.
+    """
+    rate = math.log(1 / contraction)
+    level = 1 + rate * (initial_gap - constant) / noise
+    return max(0.0, (level - float(np.real(wrightomega(level)))) / rate)
+
+
+def predicted(system: UDP, facts: Facts, constants: Constants, form: Form) -> float:
+    """Return the bound on the loss above its least value for this system."""
+    clients = len(facts.sizes)
+    curvature, smoothness = constants.need("polyak_lojasiewicz", "smoothness")
+    gap, divergence = constants.need("initial_gap", "divergence")
+    require_convex(curvature, system.name, "polyak_lojasiewicz (l)")
+    require_below("lr", system.lr, 2 / smoothness, "2/L", system.name, strictly=True)
+    common: dict[str, Any] = {
+        "rounds": system.rounds, "lr": system.lr, "curvature": curvature, "smoothness": smoothness,
+        "initial_gap": gap, "divergence": divergence, "clients": clients, "cohort": system.cohort or clients,
+    }  # fmt: skip
+    if form == "general":
+        return bound(**common, variance=round_noise(system, facts))
+    largest = 2 * system.lr * system.clip / min(facts.sizes)  # Δ = 2ηC/n_i of the smallest client
+    return paper_bound(**common, sensitivity=largest, budgets=system.budgets(clients))
+
+
+PLANNER = Planner(predicted, chooses=("rounds",), of="loss")
