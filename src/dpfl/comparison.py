@@ -23,7 +23,7 @@ from dpfl import run_folder
 from dpfl.config import Config, Settings
 from dpfl.errors import BadInput, require_count
 from dpfl.federation import Schedule
-from dpfl.privacy.budget import Budget
+from dpfl.privacy.budget import Budget, Observer
 from dpfl.privacy.certificate import Certificate, certify, finite, rounded_up
 from dpfl.privacy.ledger import Ledger
 from dpfl.report.comparison import draw
@@ -251,20 +251,30 @@ def _fair(config: Config, seed: int, epsilon: float, delta: float | None) -> Con
     return Config(at_true_epsilon(system, federation_of(settings).sizes, epsilon, Streams(seed)), settings)
 
 
-def _is_true(system: PrivateSystem[Any], sizes: Sequence[int]) -> bool:
+def _is_true(system: PrivateSystem[Any], sizes: Sequence[int], observer: Observer = "server") -> bool:
     promise = system.promise(sizes)
-    return promise.calibration == "tight" and "server" in promise.against
+    overhears_all = observer == "server" and (promise.exposures or 0) >= system.rounds
+    return promise.calibration == "tight" and (observer in promise.against or overhears_all)
 
 
 def at_true_epsilon(
-    system: PrivateSystem[Any], sizes: Sequence[int], epsilon: float, streams: Streams
+    system: PrivateSystem[Any],
+    sizes: Sequence[int],
+    epsilon: float,
+    streams: Streams,
+    *,
+    observer: Observer = "server",
+    tolerance: float = 1e-5,
 ) -> PrivateSystem[Any]:
-    """Return the system with the claimed ε at which no client really loses more than `epsilon` against the server."""
-    if _is_true(system, sizes):
+    """Return the system with the claimed ε at which no client really loses more than `epsilon` against the observer.
+
+    tolerance: how far below, as a part of ε, that may be.
+    """
+    if _is_true(system, sizes, observer):
         return system
 
     def excess(log_claim: float) -> float:
-        seen = rehearse(replace(system, epsilon=math.exp(log_claim)), sizes, streams).observers["server"].epsilon
+        seen = rehearse(replace(system, epsilon=math.exp(log_claim)), sizes, streams).observers[observer].epsilon
         return 50.0 if seen is None else min(max(math.log(max(seen, 1e-30) / epsilon), -50.0), 50.0)
 
     low = high = math.log(epsilon)
@@ -274,9 +284,9 @@ def at_true_epsilon(
     while excess(high) <= 0:
         high += 1
         _require_reachable(system, high, epsilon)
-    claim = float(brentq(excess, low, high, xtol=1e-5))
+    claim = float(brentq(excess, low, high, xtol=tolerance))
     while excess(claim) > 0:  # steps are whole numbers: end on the safe side
-        claim -= 1e-4
+        claim -= 10 * tolerance
     return replace(system, epsilon=math.exp(claim))
 
 

@@ -47,6 +47,14 @@ def pair(text: str) -> tuple[str, Any]:
     return key.strip(), literal(value.strip())
 
 
+def note(text: str) -> None:
+    """Show on stderr what is being done, on one line that the next note replaces."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    else:
+        print(text, file=sys.stderr)
+
+
 def fresh_folder(stem: str) -> Path:
     """Name a folder below runs/ that does not exist yet."""
     name = f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -56,7 +64,7 @@ def fresh_folder(stem: str) -> Path:
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 2 bad input, 3 the budget refused, 130 interrupted."""
-    from dpfl.cli import account, certificate, compare, ledger, report, run  # noqa: F401  (each adds its command to `app`)
+    from dpfl.cli import account, certificate, compare, ledger, plan, report, run  # noqa: F401  (each adds its command to `app`)
 
     warnings.showwarning = _warn
     sys.exit(_exit_code())

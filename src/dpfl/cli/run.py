@@ -7,10 +7,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpfl.cli import app, fresh_folder, pair
-from dpfl.errors import BudgetRefused
+from dpfl.cli import app, fresh_folder, note
+from dpfl.cli.problem import (
+    AsJson,
+    Calibration,
+    Clients,
+    Clip,
+    Cohort,
+    Data,
+    Delta,
+    Device,
+    Epsilon,
+    LearningRate,
+    LocalSteps,
+    PartitionRule,
+    Rounds,
+    Seed,
+    Set,
+    base,
+    given,
+)
+from dpfl.errors import BadInput, BudgetRefused
 
 if TYPE_CHECKING:
+    from dpfl.config import Config
+    from dpfl.planning import Plan
     from dpfl.training import Run
 
 _EPILOG = """[bold]Examples[/bold]
@@ -20,6 +41,8 @@ dpfl run udp --data digits --clients 20 --epsilon 8 --delta 1e-3
 dpfl run fedavg --partition dirichlet:0.5 --local-steps 5 --seed 7 --out runs/first
 
 dpfl run runs/first/config.toml --out runs/again
+
+dpfl run fedsgd-dpc --epsilon 3 --plan --method pilot
 
 dpfl run udp --data mnist --clients 50 --set sizes=800 --set model=mlp --json
 
@@ -37,64 +60,51 @@ def run(
             " pe-dpfl adap-dpfl lei, and without privacy fedavg fedsgd fedprox.",
         ),
     ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="D",
-            help="digits (embedded), mnist, fashion-mnist, femnist, cifar10, adult or lending-club.",
-        ),
-    ] = None,
-    partition: Annotated[
-        str | None, typer.Option(metavar="P", help="iid, dirichlet:ALPHA, classes:C, sorted or writer.")
-    ] = None,
-    clients: Annotated[str | None, typer.Option(metavar="N", help="How many clients hold the data.")] = None,
-    cohort: Annotated[str | None, typer.Option(metavar="K", help="Clients a round; all when left out.")] = None,
-    rounds: Annotated[str | None, typer.Option(metavar="R", help="Rounds of training.")] = None,
-    local_steps: Annotated[str | None, typer.Option(metavar="E", help="Local steps of a client in a round.")] = None,
-    epsilon: Annotated[
-        str | None, typer.Option(metavar="X", help="Each client's budget ε for the whole training.")
-    ] = None,
-    delta: Annotated[str | None, typer.Option(metavar="Y", help="Each client's budget δ.")] = None,
-    clip: Annotated[str | None, typer.Option(metavar="C", help="Clipping threshold.")] = None,
-    lr: Annotated[str | None, typer.Option(metavar="L", help="Learning rate.")] = None,
-    calibration: Annotated[
-        str | None,
-        typer.Option(metavar="tight|paper", help="tight: the promise is true. paper: the published formula."),
-    ] = None,
+    data: Data = None,
+    partition: PartitionRule = None,
+    clients: Clients = None,
+    cohort: Cohort = None,
+    rounds: Rounds = None,
+    local_steps: LocalSteps = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    clip: Clip = None,
+    lr: LearningRate = None,
+    calibration: Calibration = None,
     backend: Annotated[
         str | None, typer.Option(metavar="reference", help="Who trains: a plain loop over the clients.")
     ] = None,
-    device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="Where to train.")] = None,
-    seed: Annotated[
-        str | None,
-        typer.Option(metavar="S", help="Repeats the run bit for bit, noise included: for simulations."),
-    ] = None,
+    device: Device = None,
+    seed: Seed = None,
     ledger: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Charge this ledger, which many runs share; see `dpfl ledger`."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; a new one below runs/ when left out.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any other key of the config, such as model=mlp."),
-    ] = None,
+    set_: Set = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the run that is in --out.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Choose the rounds, local steps and clients a round that are not given.")
+    ] = False,
+    method: Annotated[
+        str | None, typer.Option(metavar="bound|pilot", help="How --plan chooses; see `dpfl plan`. [default: bound]")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train a model over many clients and certify the privacy that was really spent."""
     from dpfl import config, training
-    from dpfl.options import literal
 
-    table: dict[str, Any] = config.read(Path(what)) if what.endswith(".toml") else {"system": what}
-    given = {
+    options = {
         "data": data, "partition": partition, "clients": clients, "cohort": cohort, "rounds": rounds,
         "local_steps": local_steps, "epsilon": epsilon, "delta": delta, "clip": clip, "lr": lr,
         "calibration": calibration, "backend": backend, "device": device, "seed": seed,
     }  # fmt: skip
-    table |= {key: literal(value) for key, value in given.items() if value is not None}
-    table |= {} if ledger is None else {"ledger": ledger}
-    table |= dict(map(pair, set_ or []))
-    parsed = config.parse(table)
+    named = given(options, set_) | ({} if ledger is None else {"ledger": ledger})
+    parsed = config.parse(base(what) | named)
+    planned = _planned(parsed, named, method) if plan else None
+    if planned is None and method is not None:
+        raise BadInput(f"method must come with --plan, was {method!r} without it; add --plan, or leave it out")
+    parsed = parsed if planned is None else config.Config(planned.system, parsed.settings)
     folder = out or fresh_folder(f"{parsed.system.name}-{parsed.settings.data}")
     try:
         with _Progress(parsed.system.rounds) as progress:
@@ -106,7 +116,25 @@ def run(
         kept = f"its finished rounds are in {folder}" if folder.exists() else "nothing was written"
         print(f"dpfl: the run was interrupted; {kept}", file=sys.stderr)
         raise typer.Exit(130) from None
-    print(json.dumps(finished.to_dict(), ensure_ascii=False) if as_json else _summary(finished))
+    plain = finished.to_dict()
+    if planned is not None:
+        from dpfl.planning.output import save
+
+        save(planned, parsed, folder)
+        plain["plan"] = planned.to_dict()
+    print(json.dumps(plain, ensure_ascii=False) if as_json else _summary(finished))
+
+
+def _planned(parsed: "Config", named: dict[str, Any], method: str | None) -> "Plan":
+    """Plan what was not given, and say on stderr what was chosen and why."""
+    from dpfl.planning import NUMBERS, Task, make
+    from dpfl.training import federation_of
+
+    task = Task(parsed, federation_of(parsed.settings), frozenset(named) & set(NUMBERS))
+    found = make(task, method=method or "bound", on_trial=note)
+    chosen = ", ".join(f"{key} = {value}" for key, value in found.options.items() if value is not None)
+    print("\n".join([f"planned: {chosen}", *(f"  - {sentence}" for sentence in found.why)]), file=sys.stderr)
+    return found
 
 
 class _Progress:

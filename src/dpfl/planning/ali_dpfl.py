@@ -77,6 +77,12 @@ def _step_noise(system: ALIDPFL, facts: Facts) -> tuple[float, float]:
     )
 
 
-PLANNER = Planner(predicted, chooses=("local_steps",), of="loss")
+PLANNER = Planner(
+    predicted,
+    chooses=("local_steps",),
+    knows=("rounds", "local_steps"),
+    needs=("strong_convexity", "smoothness", "initial_distance"),
+    of="loss",
+)
 
 __all__ = ["PLANNER", "affordable", "bound", "optimal_local_steps", "papers_variance", "predicted"]

@@ -18,10 +18,11 @@ from dpfl.planning.constants import Constants
 from dpfl.privacy.budget import Budget
 from dpfl.streams import Streams
 from dpfl.systems import Feedback, PrivateSystem, Problem
+from dpfl.systems.queried import QueriedSystem
 
 Form = Literal["general", "paper"]
 
-_LOOKS = 5  # rounds of which the noise is averaged: cohorts differ, but not by much
+_ROUNDING = 1 + 1e-9  # a number that is exactly at its limit may be rounded to just above it
 
 
 class Void(BadInput):
@@ -46,7 +47,9 @@ class Planner:
     """How one system is planned: its bound, the numbers that the bound decides, and what it is a bound of."""
 
     bound: Callable[[Any, Facts, Constants, Form], float]
-    chooses: tuple[str, ...]
+    chooses: tuple[str, ...]  # the numbers that are planned where they are not given
+    knows: tuple[str, ...]  # the numbers that the bound depends on
+    needs: tuple[str, ...]  # its constants
     of: Literal["loss", "distance"]  # the loss above its least value, or the squared distance from the optimum
 
 
@@ -62,19 +65,34 @@ def orders_of(system: PrivateSystem[Any], state: Any, round: int) -> dict[int, O
     return system.orders(replace(state, round=round - 1))
 
 
+def first_orders(system: PrivateSystem[Any], state: Any) -> dict[int, Order]:
+    """Return for every client that will be asked the first order it would get."""
+    orders: dict[int, Order] = {}
+    for round in range(1, system.rounds + 1):
+        if not set(replace(state, round=round - 1).cohort) <= set(orders):
+            orders = orders_of(system, state, round) | orders
+        if len(orders) == len(state.problem.sizes):
+            break
+    return orders
+
+
 def round_noise(system: PrivateSystem[Any], facts: Facts) -> float:
-    """Return v = E‖noise‖² that a round adds to the model, from the orders that the system would give."""
+    """Return v = E‖noise‖² that a round adds to the model, on average over the rounds and cohorts that will be.
+
+    A client's noise stays as it is until something is adapted, so its first order tells it for all rounds.
+    """
     state = begun(system, facts)
-    rounds = sorted({round(at) for at in np.linspace(1, system.rounds, _LOOKS)})
+    noises = {i: one.noise_variance(facts.sizes[i]) for i, one in first_orders(system, state).items()}
+    alike = system.cohort in (None, len(facts.sizes))  # all clients in every round: one is like another
+    rounds = 1 if alike else system.rounds
     total = 0.0
-    for number in rounds:
-        orders, before = orders_of(system, state, number), replace(state, round=number - 1)
-        weights, downlink = system.weights(before, sorted(orders)), system.downlink(before, sorted(orders))
-        total += sum(
-            weights[client] ** 2 * order.noise_variance(facts.sizes[client]) for client, order in orders.items()
-        )
+    for number in range(rounds):
+        before = replace(state, round=number)
+        answered = [client for client in before.cohort if client in noises]
+        downlink = system.downlink(before, answered)
+        total += sum(weight**2 * noises[client] for client, weight in system.weights(before, answered).items())
         total += downlink.std**2 if downlink else 0.0
-    return facts.dim * total / len(rounds)
+    return facts.dim * total / rounds
 
 
 def in_turn(clients: int, cohort: float) -> float:
@@ -89,6 +107,12 @@ def contract(start: float, shrinks: Sequence[float], added: Sequence[float]) -> 
     return float(start * later[0] * factors[0] + (later * np.asarray(added)).sum())
 
 
+def theorys_rates(system: QueriedSystem, strong_convexity: float, smoothness: float) -> bool:
+    """Tell whether the system follows the rates of the theory for these very constants."""
+    given = (system.strong_convexity, system.smoothness)
+    return given[0] is not None and bool(np.allclose(given, (strong_convexity, smoothness), rtol=1e-9, atol=0.0))  # type: ignore[arg-type]
+
+
 def require_convex(value: float, system: str, name: str = "strong_convexity (μ)") -> None:
     """Refuse a curvature of zero or less."""
     if not value > 0:
@@ -100,7 +124,7 @@ def require_convex(value: float, system: str, name: str = "strong_convexity (μ)
 
 def require_below(field: str, value: float, limit: float, formula: str, system: str, *, strictly: bool = False) -> None:
     """Refuse a learning rate for which the bound of the system does not hold."""
-    if value < limit or (value == limit and not strictly):
+    if value < limit or (value <= limit * _ROUNDING and not strictly):
         return
     raise Void(
         f"{field} must be {'below' if strictly else 'at most'} {formula} = {limit:.4g} for the bound of {system} to"

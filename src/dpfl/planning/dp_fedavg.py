@@ -11,7 +11,18 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from dpfl.planning.bounds import Facts, Form, Planner, contract, in_turn, require_below, require_convex, round_noise
+from dpfl.planning.bounds import (
+    Facts,
+    Form,
+    Planner,
+    Void,
+    contract,
+    in_turn,
+    require_below,
+    require_convex,
+    round_noise,
+    theorys_rates,
+)
 from dpfl.planning.constants import Constants
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.claims import C2
@@ -74,6 +85,8 @@ def optimal_local_steps(
     """
     if power == 1:
         return 1.0
+    if gradient_bound == 0:
+        return total_steps  # nothing drifts: one round
     a, b = 8 * gradient_bound**2, 4 * gradient_bound**2 * in_turn(clients, cohort)
     c = noise * total_steps**3 * (total_steps + gamma) / (total_steps + gamma - 1) ** 2
     roots = np.roots([a + b, -a, 0.0, -c / 2])
@@ -84,9 +97,10 @@ def optimal_total_steps(
     *, local_steps: float, gamma: float, initial_distance: float, strong_convexity: float, spread: float,
     noise: float, power: int = 2, most: float = 1e9,
 ) -> float:  # fmt: skip
-    """Return the S at which the bound is least for a given E: finite for Laplace noise (z = 2), else `most`.
+    """Return the S at which the bound is least for a given E, `most` where it falls for ever.
 
-    For Gaussian noise (z = 1) the bound tends to 16v/(μ²R·E²) from above or below, whatever is left to learn.
+    With Laplace noise (z = 2) it rises in the end. With Gaussian noise (z = 1) it tends to a constant: from above, so
+    that no S is too large, or from below where there is little to learn.
     """
     per = 4 / strong_convexity**2
     learned = per * spread + gamma * initial_distance
@@ -123,13 +137,18 @@ def predicted(system: DPFedAvg, facts: Facts, constants: Constants, form: Form) 
         )  # fmt: skip
     else:
         variance = round_noise(replace(system, lr=1.0, lr_gamma=None, strong_convexity=None, smoothness=None), facts)
-    if form == "paper" or system.strong_convexity is not None:
+    if form == "paper" or theorys_rates(system, mu, smoothness):
         return bound(
             rounds=system.rounds, local_steps=local, strong_convexity=mu, smoothness=smoothness,
             initial_distance=distance, spread=omega, variance=variance,
         )  # fmt: skip
     rates = system.rates(0, system.rounds * local)
     require_below("lr", max(rates), 1 / (4 * smoothness), "1/(4λ)", system.name)
+    if rates[0] > 2 * rates[local - 1]:
+        raise Void(
+            f"lr_gamma must be so large that a rate falls by no more than half within a round of {local} steps, was"
+            f" {system.lr_gamma}; use {local - 1} or more, or fewer local steps"
+        )
     # The one-step inequality of the paper's proof with the rates that are really used; noise comes once a round.
     added = [rate**2 * omega for rate in rates]
     for end in range(local - 1, len(rates), local):
@@ -137,4 +156,10 @@ def predicted(system: DPFedAvg, facts: Facts, constants: Constants, form: Form) 
     return contract(distance, [1 - mu * rate for rate in rates], added)
 
 
-PLANNER = Planner(predicted, chooses=("rounds", "local_steps"), of="distance")
+PLANNER = Planner(
+    predicted,
+    chooses=("rounds", "local_steps"),
+    knows=("rounds", "local_steps", "cohort"),
+    needs=("strong_convexity", "smoothness", "initial_distance", "gradient_bound", "heterogeneity"),
+    of="distance",
+)

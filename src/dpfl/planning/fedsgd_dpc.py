@@ -9,7 +9,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dpfl.planning.bounds import Facts, Form, Planner, contract, in_turn, require_below, require_convex, round_noise
+from dpfl.planning.bounds import (
+    Facts,
+    Form,
+    Planner,
+    contract,
+    in_turn,
+    require_below,
+    require_convex,
+    round_noise,
+    theorys_rates,
+)
 from dpfl.planning.constants import Constants
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.claims import C2
@@ -34,6 +44,17 @@ def spread(
 ) -> float:  # fmt: skip
     """Return ω₀ = 2G²(N−K)/((N−1)K) + 2λΓ, and for sampled records Σ n_iΛ_i²/(q·n²) on top (`sample_variance`)."""
     return 2 * gradient_bound**2 * in_turn(clients, cohort) + 2 * smoothness * heterogeneity + sample_variance
+
+
+def poisson_variance(
+    *, rate: float, records: int, clients: int, cohort: float, record_spread: float, gradient_bound: float
+) -> float:
+    """Return what Poisson samples add to ω₀: (N/K)·(1−q)(Λ² + G²)/(q·n), clients weighed by their records.
+
+    The paper has Λ²/(q·n), which is for samples of a fixed size at every client. A sum over a Poisson sample, divided
+    by the expected size, varies even where all records are alike, and fewer clients average less of it away.
+    """
+    return clients / cohort * (1 - rate) * (record_spread**2 + gradient_bound**2) / (rate * records)
 
 
 def paper_variance(
@@ -125,7 +146,11 @@ def predicted(system: FedSGDDPC, facts: Facts, constants: Constants, form: Form)
     samples = 0.0
     if system.sampling_rate is not None:
         (record_spread,) = constants.need("record_spread")
-        samples = record_spread**2 / (system.sampling_rate * records)
+        rate = system.sampling_rate
+        samples = record_spread**2 / (rate * records) if form == "paper" else poisson_variance(
+            rate=rate, records=records, clients=clients, cohort=cohort, record_spread=record_spread,
+            gradient_bound=gradient_bound,
+        )  # fmt: skip
     omega = spread(
         clients=clients, cohort=cohort, gradient_bound=gradient_bound, smoothness=smoothness,
         heterogeneity=heterogeneity, sample_variance=samples,
@@ -137,7 +162,7 @@ def predicted(system: FedSGDDPC, facts: Facts, constants: Constants, form: Form)
         )  # fmt: skip
     else:
         variance = round_noise(at_unit_rate(system), facts)
-    if form == "paper" or system.strong_convexity is not None:
+    if form == "paper" or theorys_rates(system, mu, smoothness):
         return bound(
             rounds=system.rounds, strong_convexity=mu, smoothness=smoothness, initial_distance=distance,
             spread=omega, variance=variance,
@@ -152,4 +177,10 @@ def at_unit_rate(system: FedSGDDPC) -> FedSGDDPC:
     return replace(system, lr=1.0, lr_gamma=None, strong_convexity=None, smoothness=None)
 
 
-PLANNER = Planner(predicted, chooses=("rounds", "cohort"), of="distance")
+PLANNER = Planner(
+    predicted,
+    chooses=("rounds", "cohort"),
+    knows=("rounds", "cohort"),
+    needs=("strong_convexity", "smoothness", "initial_distance", "gradient_bound", "heterogeneity", "record_spread"),
+    of="distance",
+)

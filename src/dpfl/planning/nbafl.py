@@ -71,7 +71,7 @@ def papers_noise_size(
         return c * rounds / (fewest_records * epsilon * math.sqrt(clients))
     inside = math.expm1(-epsilon / rounds) * clients / cohort
     if inside <= -1:
-        least = math.ceil(-epsilon / math.log1p(-cohort / clients))
+        least = math.floor(-epsilon / math.log1p(-cohort / clients)) + 1
         raise Void(
             f"rounds must be at least {least} for Theorem 3 as printed, was {rounds:g}: below it the logarithm of"
             " 1 − N/K + (N/K)·exp(−ε/R) does not exist; plan more rounds, or use --form general"
@@ -151,10 +151,11 @@ def terms_of(system: NbAFL, clients: int, cohort: int, constants: Constants) -> 
     found = terms(system.proximal)
     if 0 <= found.contraction < 1:
         return found
-    mends = [mu for mu in np.geomspace(1e-6, 1e12, 2000) if 0 <= terms(float(mu)).contraction < 1]
+    pulls = [float(f"{pull:.3g}") for pull in np.geomspace(1e-6, 1e12, 4000)]  # as they will be named
+    mends = [pull for pull in pulls if 0 <= terms(pull).contraction < 1]
     mend = (
-        f"set proximal between {mends[0]:.3g} and {mends[-1]:.3g}" if mends and mends[-1] < 1e11
-        else f"set proximal to {mends[0]:.3g} or more" if mends
+        f"set proximal to {mends[0]:g} or more" if mends and mends[-1] > 1e11
+        else f"set proximal between {mends[0]:g} and {mends[-1]:g}" if mends
         else "let more clients take part: no pull makes it so with this few"
     )  # fmt: skip
     raise Void(
@@ -164,4 +165,10 @@ def terms_of(system: NbAFL, clients: int, cohort: int, constants: Constants) -> 
     )
 
 
-PLANNER = Planner(predicted, chooses=("rounds", "cohort"), of="loss")
+PLANNER = Planner(
+    predicted,
+    chooses=("rounds", "cohort"),
+    knows=("rounds", "cohort"),
+    needs=("smoothness", "lipschitz", "polyak_lojasiewicz", "dissimilarity", "initial_gap"),
+    of="loss",
+)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.special import wrightomega
 
-from dpfl.planning.bounds import Facts, Form, Planner, in_turn, require_below, require_convex, round_noise
+from dpfl.planning.bounds import Facts, Form, Planner, Void, in_turn, require_below, require_convex, round_noise
 from dpfl.planning.constants import Constants
 from dpfl.privacy.budget import Budget
 from dpfl.systems import UDP
@@ -55,9 +55,15 @@ def optimal_rounds(*, contraction: float, initial_gap: float, noise: float, cons
     Setting the derivative to zero gives e^u + u = 1 + ln(1/A)·(Θ − b)/a with u = R·ln(1/A), hence Wright's ω function.
     There is one such point, and 0 where Θ ≤ b: the model is already as good as training could make it.
     """
+    if initial_gap <= constant:
+        return 0.0
+    if contraction <= 0:
+        return 1.0  # a single round brings all there is
+    if noise == 0:
+        return math.inf
     rate = math.log(1 / contraction)
     level = 1 + rate * (initial_gap - constant) / noise
-    return max(0.0, (level - float(np.real(wrightomega(level)))) / rate)
+    return math.log(float(np.real(wrightomega(level)))) / rate  # u = level − ω = ln ω
 
 
 def predicted(system: UDP, facts: Facts, constants: Constants, form: Form) -> float:
@@ -67,6 +73,11 @@ def predicted(system: UDP, facts: Facts, constants: Constants, form: Form) -> fl
     gap, divergence = constants.need("initial_gap", "divergence")
     require_convex(curvature, system.name, "polyak_lojasiewicz (l)")
     require_below("lr", system.lr, 2 / smoothness, "2/L", system.name, strictly=True)
+    if contraction(lr=system.lr, curvature=curvature, smoothness=smoothness) < 0:
+        raise Void(
+            f"polyak_lojasiewicz (l) must be at most the smoothness L = {smoothness:.4g} for the bound of udp, was"
+            f" {curvature:.4g}; correct one of the two"
+        )
     common: dict[str, Any] = {
         "rounds": system.rounds, "lr": system.lr, "curvature": curvature, "smoothness": smoothness,
         "initial_gap": gap, "divergence": divergence, "clients": clients, "cohort": system.cohort or clients,
@@ -77,4 +88,10 @@ def predicted(system: UDP, facts: Facts, constants: Constants, form: Form) -> fl
     return paper_bound(**common, sensitivity=largest, budgets=system.budgets(clients))
 
 
-PLANNER = Planner(predicted, chooses=("rounds",), of="loss")
+PLANNER = Planner(
+    predicted,
+    chooses=("rounds",),
+    knows=("rounds", "cohort"),
+    needs=("polyak_lojasiewicz", "smoothness", "initial_gap", "divergence"),
+    of="loss",
+)

@@ -1,6 +1,7 @@
 """DP-SGD clients, which three systems order: Poisson batches, each record clipped, noise on the sum of every step."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from dpfl.errors import BadInput
 from dpfl.orders import Gaussian, Order, Poisson, RecordClip
@@ -31,6 +32,7 @@ def affordable_steps(order: Order, budgets: Sequence[Budget], calibration: Calib
     return tuple(found[budget] for budget in budgets)
 
 
+@lru_cache(maxsize=256)
 def _affordable(mechanism: Mechanism, budget: Budget, calibration: Calibration) -> int:
     if calibration == "tight":
         return most_steps(tight, mechanism, budget)

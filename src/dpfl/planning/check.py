@@ -1,0 +1,107 @@
+"""The check: does a plan pay? A grid around it is simulated, and the plan's loss is compared with the best there.
+
+A check trains on the clients' own records and looks at the test split. That is for simulations: with real clients every
+one of its runs would cost a budget.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dpfl.errors import BadInput, BudgetRefused, require_count
+from dpfl.planning.plan import Plan, Task
+from dpfl.planning.search import around
+from dpfl.training import train
+
+OnRun = Callable[[str], None]  # told before each run what it is
+
+# Rounds matter most and are looked at most closely; with more numbers to vary, each other one is halved and doubled.
+_FACTORS = (1 / 4, 1 / 2, 1, 2, 4)
+_FEWER_FACTORS = (1 / 2, 1, 2)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the grid and what its runs reached on the test split."""
+
+    numbers: dict[str, int]
+    losses: tuple[float, ...]  # one a seed; infinite where a run diverged
+
+    @property
+    def mean(self) -> float:
+        """Return the mean loss over the seeds."""
+        return statistics.fmean(self.losses)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        spread = len(self.losses) > 1 and math.isfinite(self.mean)
+        error = statistics.stdev(self.losses) / math.sqrt(len(self.losses)) if spread else None
+        return {**self.numbers, "loss": self.mean if math.isfinite(self.mean) else None, "standard_error": error}
+
+
+@dataclass(frozen=True)
+class Check:
+    """A simulated grid around a plan."""
+
+    planned: Cell
+    cells: tuple[Cell, ...]
+    seeds: int
+
+    @property
+    def best(self) -> Cell:
+        """Return the best point of the grid."""
+        return min(self.cells, key=lambda cell: cell.mean)
+
+    @property
+    def regret(self) -> float:
+        """Return by which part the planned loss is above the best one: 0 where the plan is the best."""
+        if not math.isfinite(self.best.mean):
+            raise BadInput("lr must be low enough for one run of the grid to end, but all diverged; lower it")
+        return self.planned.mean / self.best.mean - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {
+            "regret": self.regret if math.isfinite(self.regret) else None,
+            "planned": self.planned.to_dict(),
+            "best": self.best.to_dict(),
+            "grid": [cell.to_dict() for cell in self.cells],
+            "seeds": self.seeds,
+        }
+
+
+def check(task: Task, plan: Plan, *, chooses: tuple[str, ...], seeds: int = 3, on_run: OnRun | None = None) -> Check:
+    """Train at every point of a grid around the plan, with seeds 1 to `seeds`."""
+    require_count("seeds", seeds, "use at least 2 for a standard error")
+    ranges = task.ranges(chooses)
+    if not ranges:
+        raise BadInput(
+            f"at least one of {', '.join(chooses)} must be left to the plan for a check, all were given; leave one out"
+        )
+    here = {name: getattr(plan.system, name) or task.clients for name in ranges}
+    sides = [
+        around(here[name], low, high, factors=_FACTORS if at == 0 else _FEWER_FACTORS)
+        for at, (name, (low, high)) in enumerate(ranges.items())
+    ]
+    cells = []
+    for values in itertools.product(*sides):
+        numbers = dict(zip(ranges, values, strict=True))
+        if on_run is not None:
+            on_run(", ".join(f"{name} = {value}" for name, value in numbers.items()))
+        cells.append(Cell(numbers, tuple(_loss(task, numbers, seed) for seed in range(1, seeds + 1))))
+    planned = next(cell for cell in cells if cell.numbers == here)
+    return Check(planned, tuple(cells), seeds)
+
+
+def _loss(task: Task, numbers: dict[str, int], seed: int) -> float:
+    settings = task.config.settings
+    try:
+        run = train(
+            task.at(numbers), task.federation, settings.model, seed=seed, device=settings.device, evaluate_every=10**9
+        )
+    except BudgetRefused:
+        return math.inf  # these numbers cannot be paid for
+    return math.inf if run.loss is None else run.loss

@@ -1,0 +1,139 @@
+"""What a plan looks like: on the screen, and as files in a folder from which it can be run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpfl import run_folder
+from dpfl.config import Config
+from dpfl.planning.check import Check
+from dpfl.planning.constants import SYMBOLS
+from dpfl.planning.plan import NAMES, Plan, Point
+from dpfl.report.plan import draw
+from dpfl.run_folder import write_json
+
+
+def text(plan: Plan, clients: int, check: Check | None = None) -> str:
+    """Return the plan for the screen."""
+    best = plan.best
+    everyone = "all " if best.cohort == clients else ""
+    extra = {key: value for key, value in plan.options.items() if key not in NAMES}
+    others = "".join(f", {key} {value}" for key, value in extra.items())
+    parts = [
+        f"{plan.system.name}: {_count(best.rounds, 'round')}, {_count(best.local_steps, 'local step')} each,"
+        f" {everyone}{_count(best.cohort, 'client')} a round{others}",
+        _measure(plan),
+        *(_table(name, plan) for name in NAMES),
+        _pilot_table(plan),
+        _noise(plan),
+        "why\n" + "\n".join(f"  - {sentence}" for sentence in plan.why),
+        _constants(plan),
+        f"predicted certificate\n{_indented(str(plan.certificate))}",
+        "" if check is None else _check(check),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _measure(plan: Plan) -> str:
+    if plan.method == "pilot" or plan.best.bound is None:
+        return "chosen by a pilot on public records"
+    if plan.of == "loss":
+        return f"bound on the loss above its least value: {plan.best.bound:.4g} ({plan.form} form)"
+    in_loss = f", at most {plan.in_loss:.4g} in loss" if plan.in_loss is not None else ""
+    return f"bound on the squared distance from the optimum: {plan.best.bound:.4g}{in_loss} ({plan.form} form)"
+
+
+def _table(name: str, plan: Plan) -> str:
+    """Return the bound along one number, the others as planned: two short lines."""
+    centre = plan.bounds_answer or plan.best
+    system_rounds = plan.system.rounds if plan.method == "bound" else centre.rounds
+    here = {"rounds": system_rounds, "local_steps": centre.local_steps, "cohort": centre.cohort}
+    line = [point for point in plan.curve if all(getattr(point, key) == here[key] for key in NAMES if key != name)]
+    if len(line) < 2:
+        return ""
+    numbers = [f"{getattr(point, name)}{'*' if getattr(point, name) == here[name] else ''}" for point in line]
+    return _columns([NAMES[name], *numbers], ["bound", *(_bound(point) for point in line)])
+
+
+def _bound(point: Point) -> str:
+    return "–" if point.bound is None else f"{point.bound:.4g}"
+
+
+def _pilot_table(plan: Plan) -> str:
+    if not plan.tried:
+        return ""
+    shown = plan.tried[:6]
+    keys = [key for key in shown[0] if key not in ("loss", "standard_error", "trials")]
+    rows = [[NAMES.get(key, key), *(f"{one[key]:g}" for one in shown)] for key in keys]
+    rows.append(["pilot's loss", *("diverged" if one["loss"] is None else f"{one['loss']:.4g}" for one in shown)])
+    rows.append(["  ±", *("–" if one["standard_error"] is None else f"{one['standard_error']:.2g}" for one in shown)])
+    return _columns(*rows)
+
+
+def _columns(*rows: Sequence[str]) -> str:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    lines = ("  ".join([f"{row[0]:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:],
+             strict=True))]) for row in rows)  # fmt: skip
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def _noise(plan: Plan) -> str:
+    stds = list(plan.noise.stds.values())
+    low, high = f"{min(stds):.4g}", f"{max(stds):.4g}"
+    size = low if low == high else f"{low} to {high}"
+    where = "in every local step" if plan.noise.on == "step" else "before it uploads"
+    downlink = f"; the server adds {plan.noise.downlink:.4g} to the model" if plan.noise.downlink else ""
+    return (
+        f"noise  each client adds {plan.noise.law.capitalize()} noise {where}: a standard deviation of {size} on every"
+        f" coordinate of its upload{downlink}"
+    )
+
+
+def _constants(plan: Plan) -> str:
+    if plan.constants is None:
+        return ""
+    rows = []
+    for name, entry in plan.constants.to_dict().items():
+        if name == "source":
+            continue
+        spread = "" if entry["low"] is None else f"{entry['low']:.3g} … {entry['high']:.3g}"
+        rows.append([f"{SYMBOLS[name]:<8}", name, f"{entry['value']:.4g}", spread, entry["how"]])
+    widths = [max(len(row[at]) for row in rows) for at in range(5)]
+    lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return f"constants  {plan.constants.source}\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _check(check: Check) -> str:
+    rows = [["", *check.planned.numbers, "loss", "±"]]
+    for cell in check.cells:
+        plain = cell.to_dict()
+        mark = "planned" if cell is check.planned else ""
+        mark += (" and " if mark else "") + "best" if cell is check.best else ""
+        loss = "diverged" if plain["loss"] is None else f"{plain['loss']:.4g}"
+        error = "–" if plain["standard_error"] is None else f"{plain['standard_error']:.2g}"
+        rows.append([mark, *map(str, cell.numbers.values()), loss, error])
+    return (
+        f"check  {check.seeds} simulated runs at each point, loss on the test split\n{_columns(*rows)}\n"
+        f"  regret {check.regret:.1%}: the planned loss is {check.planned.mean:.4g}, the best of the grid"
+        f" {check.best.mean:.4g}"
+    )
+
+
+def _indented(block: str) -> str:
+    return "\n".join(f"  {line}" if line else "" for line in block.splitlines())
+
+
+def save(plan: Plan, config: Config, folder: Path, check: Check | None = None) -> None:
+    """Keep a plan: its numbers, a plot, the constants, and a config that `dpfl run` takes."""
+    run_folder.make(folder)
+    plain = plan.to_dict() | ({} if check is None else {"check": check.to_dict()})
+    write_json(folder, "plan.json", plain)
+    draw(plain, folder / "plan.png")
+    if plan.constants is not None:
+        (folder / "constants.toml").write_text(plan.constants.to_toml(), encoding="utf-8")
+    planned = Config(plan.system, config.settings)
+    if not (folder / run_folder.CONFIG).exists():  # that of a finished run is its own
+        (folder / run_folder.CONFIG).write_text(planned.to_toml(), encoding="utf-8")

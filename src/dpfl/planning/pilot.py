@@ -1,0 +1,353 @@
+"""The pilot: a plan found by trying, on public records in the clients' place and with the noise of the real problem.
+
+Bounds hold for the worst case and are often far from what happens. A pilot trains for real, so it is right wherever the
+public records are like the clients'. The noise is exactly what the clients' own orders would add to the model; only the
+gradients come from public records. Candidates are thinned out by successive halving: the losers of one run are not
+tried again, and what is left is tried with more seeds; then the neighbours of the winner are tried too.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+
+from dpfl.clients.dense import is_dense
+from dpfl.clients.reference import ReferenceClients
+from dpfl.comparison import rehearse
+from dpfl.errors import BadInput, require_positive
+from dpfl.federation import Records, Schedule
+from dpfl.orders import Gaussian, Laplace, Order, Poisson, Question, RecordClip
+from dpfl.planning.bounds import Facts, Form, orders_of
+from dpfl.planning.constants import Constants
+from dpfl.planning.plan import NAMES, PLANNERS, Plan, Task, noise_of, plan
+from dpfl.planning.search import ladder
+from dpfl.planning.stand_in import StandIn, stand_in
+from dpfl.privacy.ledger import Ledger
+from dpfl.round import play
+from dpfl.server.evaluation import evaluate
+from dpfl.streams import Streams, layer_randomness
+from dpfl.systems import Feedback, PrivateSystem, Problem, System
+
+OnTrial = Callable[[str], None]  # told before each trial what it is
+
+Options = dict[str, Any]  # what a candidate sets: the planned numbers, and keys that were asked to be searched
+
+_COARSE = 4.0  # the factor between neighbouring candidates of the first look
+_KEPT = 4  # candidates that are tried with many seeds
+_SEEDS = (1, 3, 8)  # trials of a candidate in the first look, among the better ones, and at the end
+
+
+@dataclass
+class Trials:
+    """What a candidate reached on the held-out public records, once a seed."""
+
+    options: Options
+    losses: list[float] = field(default_factory=list)
+    seconds: float = 0.0  # of one trial
+
+    @property
+    def mean(self) -> float:
+        """Return the mean loss: infinite where a trial diverged or none was made."""
+        return statistics.fmean(self.losses) if self.losses else math.inf
+
+    @property
+    def error(self) -> float | None:
+        """Return the standard error of the mean."""
+        if len(self.losses) < 2 or not math.isfinite(self.mean):
+            return None
+        return statistics.stdev(self.losses) / math.sqrt(len(self.losses))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        mean = self.mean if math.isfinite(self.mean) else None
+        return {**self.options, "loss": mean, "standard_error": self.error, "trials": len(self.losses)}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a pilot found: the candidates from best to worst, and how many the time did not suffice for."""
+
+    ranked: tuple[Trials, ...]
+    untried: int
+    source: str  # of the records it was tried on
+    seconds: float
+
+    @property
+    def best(self) -> Trials:
+        """Return the winner."""
+        return self.ranked[0]
+
+
+def pilot(
+    task: Task,
+    chooses: Sequence[str],
+    *,
+    search: Mapping[str, Sequence[Any]] | None = None,
+    start: Mapping[str, int] | None = None,
+    time_limit: float = 120.0,
+    on_trial: OnTrial | None = None,
+) -> Outcome:
+    """Try numbers (and values of the keys in `search`) on public records, and return what they reached.
+
+    start: numbers to try besides, such as the answer of a bound.
+    time_limit: in seconds; candidates are tried from the cheapest on, and those that would end too late are left out.
+    """
+    require_positive("time_limit", time_limit, "give it a minute")
+    if task.system.until_spent:
+        raise BadInput(
+            f"system must be one whose rounds can be planned, was {task.system.name!r}, which trains until its budget"
+            " is spent; plan another, or compare values of its options with `dpfl compare`"
+        )
+    began = time.perf_counter()
+    stage = Stage(task, time_limit=time_limit, on_trial=on_trial)
+    ranges = task.ranges(chooses)
+    grid: list[Options] = [{}]
+    for name, (low, high) in ranges.items():
+        grid = [{**one, name: number} for one in grid for number in ladder(low, high, factor=_COARSE)]
+    if start is not None:
+        grid.append({name: start[name] for name in ranges})
+    for key, values in (search or {}).items():
+        grid = [{**one, key: value} for one in grid for value in values]
+    stage.look(grid, _SEEDS[0])
+    if not stage.trials:
+        raise BadInput(
+            f"time_limit must be long enough for one trial at least, was {time_limit:g} s; raise it, or lower"
+            " max_rounds"
+        )
+    stage.look([one.options for one in stage.ranked()[: max(_KEPT, len(grid) // 3)]], _SEEDS[1])
+    reach = _COARSE / 2
+    while reach > 1.2:  # the valley's floor: halfway to the neighbours, and halfway again
+        best = stage.ranked()[0].options
+        near = [{**best, name: number} for name in ranges for number in _beside(best[name], *ranges[name], reach)]
+        stage.look(near, _SEEDS[1])
+        reach = math.sqrt(reach)
+    stage.look([one.options for one in stage.ranked()[:_KEPT]], _SEEDS[2])
+    return Outcome(tuple(stage.ranked()), len(stage.untried), stage.public.source, time.perf_counter() - began)
+
+
+def _beside(number: int, low: int, high: int, factor: float) -> list[int]:
+    sides = {max(low, round(number / factor)), min(high, max(number + 1, round(number * factor)))}
+    return sorted(sides - {number})
+
+
+class Stage:
+    """Where candidates are tried: public records, a model, and the time that is left."""
+
+    def __init__(self, task: Task, *, time_limit: float, on_trial: OnTrial | None) -> None:
+        self.task, self.on_trial = task, on_trial
+        self.deadline = time.perf_counter() + time_limit
+        self.public = stand_in(
+            task.federation, hold_out=0.5, rng=Streams(task.config.settings.seed).generator("stand-in")
+        )
+        self.trials: dict[tuple[tuple[str, Any], ...], Trials] = {}
+        self.untried: set[tuple[tuple[str, Any], ...]] = set()
+        self.pace = 0.0  # seconds for one client's step, as measured
+        model = task.model()
+        few = self.public.held_out.take(torch.arange(min(8, len(self.public.held_out))))
+        with layer_randomness(Streams(0).generator("probe"), torch.device("cpu")):
+            self.vectorised, self.dense = model.vectorises(few.x, few.y), is_dense(model, few.x, few.y)
+
+    def ranked(self) -> list[Trials]:
+        """Return what was tried, the best first; of equal means the one that was tried more often."""
+        return sorted(self.trials.values(), key=lambda one: (one.mean, -len(one.losses)))
+
+    def look(self, grid: Sequence[Options], seeds: int) -> None:
+        """Try every candidate with this many seeds in all, the cheapest first, as far as the time goes."""
+        for options in sorted(grid, key=self.cost):
+            key = tuple(sorted(options.items()))
+            try:
+                system = self.task.at(options)
+            except BadInput:
+                continue  # such numbers are no options of this system
+            known = self.trials.get(key, Trials(options))
+            for seed in range(len(known.losses) + 1, seeds + 1):
+                expected = known.seconds or self.pace * self.cost(options)
+                if time.perf_counter() + expected > self.deadline:
+                    if not known.losses:
+                        self.untried.add(key)
+                    break
+                if self.on_trial is not None:
+                    self.on_trial(", ".join(f"{name} = {value}" for name, value in options.items()) + f", seed {seed}")
+                started = time.perf_counter()
+                known.losses.append(trial(self, system, seed))
+                known.seconds = time.perf_counter() - started
+                self.pace = max(known.seconds / self.cost(options), self.pace / 2)
+                self.trials[key] = known
+                self.untried.discard(key)
+
+    def cost(self, options: Options) -> float:
+        """Return how many steps of clients a trial takes."""
+        point = {"rounds": self.task.system.rounds, "local_steps": getattr(self.task.system, "local_steps", 1) or 1}
+        point |= {"cohort": self.task.system.cohort or self.task.clients} | options
+        if self.task.total_steps is not None:
+            return float(self.task.total_steps * point["cohort"])
+        return float(point["rounds"] * point["local_steps"] * point["cohort"])
+
+
+def trial(stage: Stage, system: PrivateSystem[Any], seed: int) -> float:
+    """Train on the public records with the real problem's noise; return the loss on those held out."""
+    streams = Streams(seed)
+    model = replace_seed(stage.task, seed).model()
+    facts = stage.task.facts(model)
+    problem = Problem(facts.sizes, model.dim, Schedule(system.cohorts(stage.task.clients), streams))
+    looked_at = stage.public.held_out
+    first = evaluate(model, model.weights(), looked_at)
+    assert first is not None
+    start = Feedback(first.loss, {}, {"loss": dict.fromkeys(range(len(facts.sizes)), first.loss)})
+    state = system.begin(problem, model.weights(), start)
+    sampled = any(isinstance(order.batch, Poisson) for order in orders_of(system, state, 1).values())
+    records = _records(stage.public, facts, streams, sampled=sampled)
+    clients = ReferenceClients(model, records, streams, vectorised=stage.vectorised, dense=stage.dense)
+    rehearsal = cast(System[Any], _OnPublicRecords(system, clients, facts))
+    ledger = Ledger(None, [len(one) for one in records], system="pilot")  # public records: nothing is promised of them
+    watched = looked_at if getattr(system, "discount", None) is not None else looked_at.take(torch.arange(0))
+    while state.round < state.rounds:
+        state, _ = play(
+            rehearsal, state, ledger=ledger, clients=clients, model=model, validation=watched, streams=streams
+        )
+    score = evaluate(model, state.model, looked_at)
+    assert score is not None
+    return score.loss if math.isfinite(score.loss) else math.inf
+
+
+def replace_seed(task: Task, seed: int) -> Task:
+    """Return the task with another seed, and so another first model."""
+    return replace(task, config=replace(task.config, settings=replace(task.config.settings, seed=seed)))
+
+
+def _records(public: StandIn, facts: Facts, streams: Streams, *, sampled: bool) -> tuple[Records, ...]:
+    """Give every client its public records; as many as its own, drawn again and again, where batches are sampled."""
+    pieces = public.clients
+    if not sampled:
+        return tuple(pieces[client % len(pieces)] for client in range(len(facts.sizes)))
+    drawn = []
+    for client, size in enumerate(facts.sizes):
+        piece = pieces[client % len(pieces)]
+        rows = streams.generator("stand-in", client=client).integers(len(piece), size=size)
+        drawn.append(piece.take(torch.from_numpy(rows)))
+    return tuple(drawn)
+
+
+class _OnPublicRecords:
+    """A system whose clients hold public records, with the noise scaled so that the model gets what it would get.
+
+    Noise on the sum of n_i records' gradients is divided by n_i afterwards; where a stand-in holds m_i, the noise on
+    its sum is m_i/n_i of that.
+    """
+
+    def __init__(self, system: PrivateSystem[Any], clients: ReferenceClients, facts: Facts) -> None:
+        self.system, self.clients, self.facts = system, clients, facts
+        self.questions: tuple[Question, ...] = ()  # no ledger has to agree to what is asked of public records
+        self.before = torch.zeros(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.system, name)
+
+    def orders(self, state: Any) -> dict[int, Order]:
+        """Return the system's orders, for clients of other sizes."""
+        self.before = state.model
+        return {client: self._scaled(client, order) for client, order in self.system.orders(state).items()}
+
+    def _scaled(self, client: int, order: Order) -> Order:
+        if order.noise is None or order.noise_on == "upload" or not isinstance(order.clip, RecordClip):
+            return order
+        part = len(self.clients.records[client]) / self.facts.sizes[client]
+        if isinstance(order.noise, Gaussian):
+            return replace(order, noise=Gaussian(part * order.noise.std))
+        return replace(order, noise=Laplace(part * order.noise.scale))
+
+    def adapt(self, state: Any, feedback: Feedback) -> Any:
+        """Let the system adapt, its questions answered on public records."""
+        asked = self.clients.answer(self.system.questions, self.before, feedback.uploads, state.model)
+        return self.system.adapt(state, replace(feedback, answers=asked))
+
+
+def pilot_plan(
+    task: Task,
+    *,
+    chooses: Sequence[str],
+    form: Form = "general",
+    constants: Constants | None = None,
+    search: Mapping[str, Sequence[Any]] | None = None,
+    time_limit: float = 120.0,
+    on_trial: OnTrial | None = None,
+) -> Plan:
+    """Choose the numbers by a pilot, with the answer of the bound, if it has one, beside it."""
+    started = time.perf_counter()
+    bound, void = None, f"There is no bound for {task.system.name}: its paper gives none."
+    if task.system.name in PLANNERS:
+        try:
+            bound = plan(task, form=form, constants=constants)
+        except BadInput as refusal:
+            void = f"The bound says nothing here: {refusal}."
+    answer = None if bound is None else _numbers(task, bound, chooses)
+    found = pilot(task, chooses, search=search, start=answer, time_limit=time_limit, on_trial=on_trial)
+    system = task.at(found.best.options)
+    facts = task.facts(task.model())
+    return Plan(
+        system=system,
+        options=task.chosen(found.best.options),
+        method="pilot",
+        form=form,
+        best=task.point(system, None),
+        of="loss",
+        in_loss=None,
+        curve=() if bound is None else bound.curve,
+        papers=None if bound is None else bound.papers,
+        constants=None if bound is None else bound.constants,
+        noise=noise_of(system, facts),
+        certificate=rehearse(system, task.federation.sizes, facts.streams),
+        why=(*_reasons(found), void if bound is None else _beside_the_bound(bound, answer, found)),
+        seconds=time.perf_counter() - started,
+        tried=tuple(one.to_dict() for one in found.ranked),
+        bounds_answer=None if bound is None else bound.best,
+    )
+
+
+def _numbers(task: Task, bound: Plan, chooses: Sequence[str]) -> dict[str, int]:
+    return {name: int(getattr(bound.system, name) or task.clients) for name in task.ranges(chooses)}
+
+
+def _reasons(found: Outcome) -> list[str]:
+    best, trials = found.best, sum(len(one.losses) for one in found.ranked)
+    sentences = [
+        f"Tried on {found.source} with the noise of the real problem: {len(found.ranked)} candidates, {trials}"
+        f" trainings in {found.seconds:.0f} s.",
+        f"The chosen one reached a loss of {_loss(best)} on other public records"
+        + (f", the next best ({_named(found.ranked[1])}) {_loss(found.ranked[1])}." if len(found.ranked) > 1 else "."),
+    ]
+    for name, number in best.options.items():
+        alike = [one for one in found.ranked if all(one.options[k] == v for k, v in best.options.items() if k != name)]
+        sides = [
+            min((one for one in alike if one.options[name] < number), key=lambda one: -one.options[name], default=None),
+            min((one for one in alike if one.options[name] > number), key=lambda one: one.options[name], default=None),
+        ] if isinstance(number, int) else []  # fmt: skip
+        near = [f"{_loss(one)} with {one.options[name]}" for one in sides if one is not None]
+        if near:
+            sentences.append(f"With other {NAMES.get(name, name)} than {number} it was {' and '.join(near)}.")
+    if found.untried:
+        sentences.append(
+            f"{found.untried} costlier candidates were not tried within the time limit; raise it to try them too."
+        )
+    return sentences
+
+
+def _beside_the_bound(bound: Plan, answer: Mapping[str, int] | None, found: Outcome) -> str:
+    there = ", ".join(f"{name} = {value}" for name, value in (answer or {}).items())
+    tried = next((one for one in found.ranked if dict(answer or {}).items() <= one.options.items()), None)
+    measured = f", which the pilot measured at {_loss(tried)}" if tried is not None else ""
+    return f"The bound alone would choose {there}{measured}."
+
+
+def _named(one: Trials) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in one.options.items())
+
+
+def _loss(one: Trials) -> str:
+    if not math.isfinite(one.mean):
+        return "no end (it diverged)"
+    return f"{one.mean:.4g}" + (f" ± {one.error:.2g}" if one.error is not None else "")

@@ -1,0 +1,237 @@
+"""Which system for this problem? All are planned at the same true ε against whoever is not trusted, and ranked.
+
+Where nobody is trusted, ε is against the server, which sees every upload; where the server is trusted, against those
+who read the models it sends out. NbAFL promises nothing against a server unless every upload counts as overheard.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from dpfl import config as configs
+from dpfl.comparison import at_true_epsilon
+from dpfl.config import Config, Settings
+from dpfl.errors import BadInput, require_one_of
+from dpfl.federation import Federation
+from dpfl.planning.bounds import round_noise
+from dpfl.planning.pilot import pilot_plan
+from dpfl.planning.plan import NUMBERS, PLANNERS, Plan, Task, plan
+from dpfl.privacy.budget import Observer
+from dpfl.streams import Streams
+from dpfl.systems import ALIDPFL, SYSTEMS, PrivateSystem
+from dpfl.training import federation_of
+
+Method = Literal["bound", "pilot"]
+OnTrial = Callable[[str], None]
+
+_RATES = (0.25, 1.0, 4.0)  # times a system's usual learning rate: a pilot tries these where no rate is given
+_SECONDS = 60.0  # for each system's pilot, where no limit is given
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one system would do."""
+
+    system: str
+    plan: Plan | None  # None where it cannot be planned for this problem
+    loss: float  # a pilot's mean, or the bound; infinite where there is none
+    error: float | None  # the standard error of a pilot's mean
+    why: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {
+            "system": self.system,
+            "loss": self.loss if math.isfinite(self.loss) else None,
+            "standard_error": self.error,
+            "plan": None if self.plan is None else self.plan.to_dict(),
+            "why": list(self.why),
+        }
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The systems from best to worst."""
+
+    epsilon: float
+    against: Observer
+    method: Method
+    ranked: tuple[Verdict, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `dpfl plan --recommend --json` prints."""
+        best = self.ranked[0]
+        chosen = {} if best.plan is None else best.plan.to_dict()
+        return {
+            "recommended": best.system,
+            **{key: chosen.get(key) for key in (*NUMBERS, "bound", "curve", "constants", "why")},
+            "epsilon": self.epsilon,
+            "against": self.against,
+            "method": self.method,
+            "ranking": [one.to_dict() for one in self.ranked],
+        }
+
+    def __str__(self) -> str:
+        seen = {"server": "the server", "released": "readers of the models"}[self.against]
+        measure = "loss in a pilot on public records" if self.method == "pilot" else "bound on the loss"
+        lines = [f"ranked by their {measure}, each at a true ε of {self.epsilon:g} against {seen}", ""]
+        for place, one in enumerate(self.ranked, 1):
+            error = f" ± {one.error:.2g}" if one.error is not None else ""
+            score = f"{one.loss:.4g}{error}" if math.isfinite(one.loss) else "–"
+            lines += [f"{place}. {one.system:<11} {score}", *(f"   - {sentence}" for sentence in one.why)]
+        return "\n".join(lines)
+
+
+def recommend(
+    given: Mapping[str, Any],
+    *,
+    systems: Sequence[str] = (),
+    trusted: str = "nobody",
+    method: str = "pilot",
+    most_rounds: int = 300,
+    time_limit: float | None = None,
+    on_trial: OnTrial | None = None,
+) -> Recommendation:
+    """Plan each system for the same problem and rank them.
+
+    given: settings and options, set in every system that knows the key; `epsilon` is the true one that all may spend.
+    time_limit: for all pilots together, in seconds.
+    """
+    require_one_of("trusted", trusted, ("nobody", "server"))
+    require_one_of("method", method, ("bound", "pilot"))
+    how: Method = "bound" if method == "bound" else "pilot"
+    names = tuple(systems) or tuple(PLANNERS)
+    tables = _configs(names, given)
+    target = _target(tables)
+    federation = federation_of(next(iter(tables.values())).settings)
+    against: Observer = "server" if trusted == "nobody" else "released"
+    seconds = _SECONDS if time_limit is None else time_limit / len(tables)
+    verdicts = []
+    for name, config in tables.items():
+        told = None if on_trial is None else (lambda text, name=name: on_trial(f"{name}: {text}"))
+        judge = _Judge(federation, against, how, target, most_rounds, seconds, frozenset(given), told)
+        verdicts.append(judge.verdict(name, config))
+    ranked = sorted(verdicts, key=lambda one: one.loss)
+    return Recommendation(target, against, how, tuple(_compared(ranked)))
+
+
+def _configs(names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Config]:
+    settings = {one.name for one in fields(Settings)}
+    found, known = {}, set(settings)
+    for name in names:
+        kind = SYSTEMS.get(name)
+        own = {one.name for one in fields(kind)} if kind else set()
+        known |= own
+        table = {"system": name} | {key: value for key, value in given.items() if key in settings | own}
+        found[name] = configs.parse(table)
+        if not isinstance(found[name].system, PrivateSystem):
+            raise BadInput(
+                f"system must be one that spends a privacy budget to be recommended, was {name!r}; leave it out"
+            )
+    for key in given:
+        if key not in known:
+            raise BadInput(f"{key} must be a setting or an option of a system that is ranked, but none knows it")
+    return found
+
+
+def _target(tables: Mapping[str, Config]) -> float:
+    promised = {config.system.epsilon for config in tables.values() if isinstance(config.system, PrivateSystem)}
+    if len(promised) > 1 or any(isinstance(value, tuple) for value in promised):
+        raise BadInput("epsilon must be one number for all systems and clients to rank them by; give --epsilon")
+    return float(promised.pop())  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Plans one system after the other under the same conditions."""
+
+    federation: Federation
+    against: Observer
+    method: Method
+    target: float
+    most_rounds: int
+    seconds: float
+    given: frozenset[str]
+    on_trial: OnTrial | None
+
+    def verdict(self, name: str, config: Config) -> Verdict:
+        try:
+            task = self._fair(self._task(config))
+            found = self._plan(task)
+            spent = found.certificate.observers[self.against].epsilon
+            if spent is None or abs(spent / self.target - 1) > 0.02:  # the numbers moved what is seen
+                task = replace(self._fair(replace(task, config=replace(task.config, system=found.system))),
+                               fixed=frozenset(NUMBERS))  # fmt: skip
+                found = self._plan(task)
+        except BadInput as refusal:
+            return Verdict(name, None, math.inf, None, (f"It cannot be planned for this problem: {refusal}.",))
+        if found.method == "bound":
+            loss, error = found.in_loss if found.in_loss is not None else math.inf, None
+        else:
+            loss, error = found.tried[0]["loss"], found.tried[0]["standard_error"]
+            loss = math.inf if loss is None else loss
+        return Verdict(name, found, loss, error, tuple(self._reasons(task, found)))
+
+    def _task(self, config: Config) -> Task:
+        """Leave to the plan what was not given; rounds are a limit here, and all that are allowed for ALI-DPFL."""
+        system = config.system
+        if isinstance(system, ALIDPFL):
+            system = replace(system, rounds=self.most_rounds)
+        fixed = (self.given & set(NUMBERS)) - {"rounds"}
+        return Task(
+            replace(config, system=system), self.federation, fixed, self.most_rounds,
+            all_overheard=self.against == "server",
+        )  # fmt: skip
+
+    def _fair(self, task: Task) -> Task:
+        """Let the claim be the one at which its true ε is the target."""
+        streams = Streams(task.config.settings.seed)
+        system = replace(task.at({}), epsilon=self.target)
+        fair = at_true_epsilon(
+            system, self.federation.sizes, self.target, streams, observer=self.against, tolerance=1e-2
+        )
+        return replace(task, config=replace(task.config, system=fair))
+
+    def _plan(self, task: Task) -> Plan:
+        if self.method == "bound":
+            return plan(task)
+        name, rate = task.system.name, task.system.lr
+        chooses = PLANNERS[name].chooses if name in PLANNERS else ("rounds",)
+        rates = {} if "lr" in self.given or rate is None else {"lr": [factor * rate for factor in _RATES]}
+        return pilot_plan(task, chooses=chooses, search=rates, time_limit=self.seconds, on_trial=self.on_trial)
+
+    def _reasons(self, task: Task, found: Plan) -> list[str]:
+        system, certificate = found.system, found.certificate
+        facts = task.facts(task.model())
+        std = math.sqrt(round_noise(system, facts) / facts.dim)
+        where = f"{found.best.rounds} rounds, {found.best.local_steps} local steps and {found.best.cohort} clients each"
+        rate = f", learning rate {system.lr:g}" if system.lr is not None else ""
+        sentences = [f"It is planned with {where}{rate}; each round adds noise of {std:.3g} to every parameter."]
+        if certificate.unit == "client":
+            sentences.append("It protects whole clients, which is more than the records that others protect, and dear.")
+        if certificate.neighbours == "add-remove":
+            sentences.append("Its ε is for a record added or removed; replacing one is both.")
+        if task.all_overheard and certificate.exposures is not None:
+            sentences.append("All its uploads count as overheard, because the server is not trusted.")
+        return sentences
+
+
+def _compared(ranked: Sequence[Verdict]) -> list[Verdict]:
+    """Tell how far behind the best each one is."""
+    best = ranked[0]
+    if not math.isfinite(best.loss):
+        reasons = " ".join(sentence for one in ranked for sentence in one.why)
+        raise BadInput(f"no system can be planned for this problem: {reasons}")
+    compared = [best]
+    for one in ranked[1:]:
+        if not math.isfinite(one.loss):
+            behind = "" if one.plan is None else "It diverged wherever it was tried."
+        elif one.error is not None and best.error is not None and (
+            one.loss - best.loss <= 2 * math.hypot(one.error, best.error)
+        ):  # fmt: skip
+            behind = f"It cannot be told from {best.system}: the difference is within two standard errors."
+        else:
+            behind = f"Its loss is {one.loss / best.loss - 1:.0%} above that of {best.system}."
+        compared.append(replace(one, why=(behind, *one.why) if behind else one.why))
+    return compared
