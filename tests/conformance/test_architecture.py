@@ -15,7 +15,7 @@ from dpfl.privacy import claims
 ROOT = Path(dpfl.__file__).parent
 SOURCES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in ROOT.rglob("*.py")}
 
-# orders ← {privacy, federation, models} ← {clients, server, systems} ← {round, config} ← training ← comparison ← cli;
+# orders ← {privacy, federation, models} ← {clients, server, systems} ← {round, config} ← training ← comparison ← planning ← cli;
 # a room may import from lower floors and from itself. A report reads files and prints a certificate.
 FLOORS = {
     "errors": 0,
@@ -34,8 +34,9 @@ FLOORS = {
     "config": 4,
     "training": 5,
     "comparison": 6,
-    "cli": 7,
-    "__main__": 8,
+    "planning": 7,
+    "cli": 8,
+    "__main__": 9,
 }
 
 

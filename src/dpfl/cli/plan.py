@@ -136,13 +136,17 @@ def plan(
     task = planning.Task(
         parsed, federation_of(parsed.settings), frozenset(named) & set(planning.NUMBERS), max_rounds, total_steps
     )
-    found = planning.make(
-        task, method=method or "bound", form=form, constants=known, search=dict(map(_values, search or [])),
-        time_limit=120.0 if time_limit is None else time_limit, on_trial=note,
-    )  # fmt: skip
-    checked = None
-    if check:
-        checked = planning.check(task, found, chooses=planning.chooses(task), seeds=seeds, on_run=note)
+    try:
+        found = planning.make(
+            task, method=method or "bound", form=form, constants=known, search=dict(map(_values, search or [])),
+            time_limit=120.0 if time_limit is None else time_limit, on_trial=note,
+        )  # fmt: skip
+        checked = None
+        if check:
+            checked = planning.check(task, found, chooses=planning.chooses(task), seeds=seeds, on_run=note)
+    except KeyboardInterrupt:
+        print("dpfl: the plan was interrupted; nothing was written", file=sys.stderr)
+        raise typer.Exit(130) from None
     save(found, parsed, folder, checked)
     if as_json:
         plain = found.to_dict() | ({} if checked is None else {"check": checked.to_dict()})

@@ -7,7 +7,7 @@ from dpfl import run_folder
 from dpfl.config import Config
 from dpfl.planning.check import Check
 from dpfl.planning.constants import SYMBOLS
-from dpfl.planning.plan import NAMES, Plan, Point
+from dpfl.planning.plan import NAMES, Plan, Point, counted
 from dpfl.report.plan import draw
 from dpfl.run_folder import write_json
 
@@ -19,8 +19,8 @@ def text(plan: Plan, clients: int, check: Check | None = None) -> str:
     extra = {key: value for key, value in plan.options.items() if key not in NAMES}
     others = "".join(f", {key} {value}" for key, value in extra.items())
     parts = [
-        f"{plan.system.name}: {_count(best.rounds, 'round')}, {_count(best.local_steps, 'local step')} each,"
-        f" {everyone}{_count(best.cohort, 'client')} a round{others}",
+        f"{plan.system.name}: {counted(best.rounds, 'round')}, {counted(best.local_steps, 'local step')} each,"
+        f" {everyone}{counted(best.cohort, 'client')} a round{others}",
         _measure(plan),
         *(_table(name, plan) for name in NAMES),
         _pilot_table(plan),
@@ -31,10 +31,6 @@ def text(plan: Plan, clients: int, check: Check | None = None) -> str:
         "" if check is None else _check(check),
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _measure(plan: Plan) -> str:

@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 import torch
@@ -18,7 +18,7 @@ import torch
 from dpfl.clients.dense import is_dense
 from dpfl.clients.reference import ReferenceClients
 from dpfl.comparison import rehearse
-from dpfl.errors import BadInput, require_positive
+from dpfl.errors import BadInput, require_positive, suggestion
 from dpfl.federation import Records, Schedule
 from dpfl.orders import Gaussian, Laplace, Order, Poisson, Question, RecordClip
 from dpfl.planning.bounds import Facts, Form, orders_of
@@ -105,6 +105,7 @@ def pilot(
     began = time.perf_counter()
     stage = Stage(task, time_limit=time_limit, on_trial=on_trial)
     ranges = task.ranges(chooses)
+    _require_options(task, search or {}, ranges)
     grid: list[Options] = [{}]
     for name, (low, high) in ranges.items():
         grid = [{**one, name: number} for one in grid for number in ladder(low, high, factor=_COARSE)]
@@ -112,21 +113,36 @@ def pilot(
         grid.append({name: start[name] for name in ranges})
     for key, values in (search or {}).items():
         grid = [{**one, key: value} for one in grid for value in values]
-    stage.look(grid, _SEEDS[0])
+    stage.look(grid, _SEEDS[0], share=0.5)
     if not stage.trials:
         raise BadInput(
             f"time_limit must be long enough for one trial at least, was {time_limit:g} s; raise it, or lower"
             " max_rounds"
         )
-    stage.look([one.options for one in stage.ranked()[: max(_KEPT, len(grid) // 3)]], _SEEDS[1])
+    stage.look([one.options for one in stage.ranked()[: max(_KEPT, len(grid) // 3)]], _SEEDS[1], share=0.7)
     reach = _COARSE / 2
     while reach > 1.2:  # the valley's floor: halfway to the neighbours, and halfway again
         best = stage.ranked()[0].options
         near = [{**best, name: number} for name in ranges for number in _beside(best[name], *ranges[name], reach)]
-        stage.look(near, _SEEDS[1])
+        stage.look(near, _SEEDS[1], share=0.85)
         reach = math.sqrt(reach)
     stage.look([one.options for one in stage.ranked()[:_KEPT]], _SEEDS[2])
     return Outcome(tuple(stage.ranked()), len(stage.untried), stage.public.source, time.perf_counter() - began)
+
+
+def _require_options(task: Task, search: Mapping[str, Sequence[Any]], ranges: Mapping[str, Any]) -> None:
+    """Refuse keys that the system does not have or that are planned anyway, and values that it does not take."""
+    own = {one.name for one in fields(task.system)}
+    for key, values in search.items():
+        if key not in own:
+            raise BadInput(
+                f"search must name options of {task.system.name}, was {key!r}; it takes {', '.join(sorted(own))}"
+                f"{suggestion(key, own)}"
+            )
+        if key in ranges:
+            raise BadInput(f"search must name other keys than {key!r}, which the pilot plans itself; leave it out")
+        for value in values:
+            task.at({key: value})
 
 
 def _beside(number: int, low: int, high: int, factor: float) -> list[int]:
@@ -139,7 +155,7 @@ class Stage:
 
     def __init__(self, task: Task, *, time_limit: float, on_trial: OnTrial | None) -> None:
         self.task, self.on_trial = task, on_trial
-        self.deadline = time.perf_counter() + time_limit
+        self.began, self.time_limit = time.perf_counter(), time_limit
         self.public = stand_in(
             task.federation, hold_out=0.5, rng=Streams(task.config.settings.seed).generator("stand-in")
         )
@@ -152,11 +168,13 @@ class Stage:
             self.vectorised, self.dense = model.vectorises(few.x, few.y), is_dense(model, few.x, few.y)
 
     def ranked(self) -> list[Trials]:
-        """Return what was tried, the best first; of equal means the one that was tried more often."""
-        return sorted(self.trials.values(), key=lambda one: (one.mean, -len(one.losses)))
+        """Return what was tried, the best first; what was tried too seldom to be told from luck comes last."""
+        enough = min(_SEEDS[1], max((len(one.losses) for one in self.trials.values()), default=0))
+        return sorted(self.trials.values(), key=lambda one: (len(one.losses) < enough, one.mean))
 
-    def look(self, grid: Sequence[Options], seeds: int) -> None:
-        """Try every candidate with this many seeds in all, the cheapest first, as far as the time goes."""
+    def look(self, grid: Sequence[Options], seeds: int, *, share: float = 1.0) -> None:
+        """Try every candidate with this many seeds in all, the cheapest first, until a share of the time is over."""
+        deadline = self.began + share * self.time_limit
         for options in sorted(grid, key=self.cost):
             key = tuple(sorted(options.items()))
             try:
@@ -166,7 +184,7 @@ class Stage:
             known = self.trials.get(key, Trials(options))
             for seed in range(len(known.losses) + 1, seeds + 1):
                 expected = known.seconds or self.pace * self.cost(options)
-                if time.perf_counter() + expected > self.deadline:
+                if time.perf_counter() + expected > deadline:
                     if not known.losses:
                         self.untried.add(key)
                     break

@@ -166,7 +166,7 @@ class Task:
         """Return between which numbers each one may be chosen that is not given."""
         own = {one.name for one in fields(self.system)}
         limits = {
-            "rounds": (getattr(self.system, "exposures", 1), self.most_rounds),
+            "rounds": (1 if self.all_overheard else getattr(self.system, "exposures", 1), self.most_rounds),
             "local_steps": (1, min(self.total_steps or _MOST_LOCAL_STEPS, _MOST_LOCAL_STEPS)),
             "cohort": (1, self.clients),
         }
@@ -195,6 +195,15 @@ class Task:
         """Return the numbers of a system with its bound."""
         local = getattr(system, "local_steps", 1)
         return Point(system.rounds, local, system.cohort or self.clients, bound)
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things in words.
+
+    >>> counted(1, "round"), counted(20, "client")
+    ('1 round', '20 clients')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def known_constants(task: Task, model: Model, given: Constants, needs: Sequence[str]) -> Constants:

@@ -16,7 +16,7 @@ from dpfl.errors import BadInput, require_one_of
 from dpfl.federation import Federation
 from dpfl.planning.bounds import round_noise
 from dpfl.planning.pilot import pilot_plan
-from dpfl.planning.plan import NUMBERS, PLANNERS, Plan, Task, plan
+from dpfl.planning.plan import NUMBERS, PLANNERS, Plan, Task, counted, plan
 from dpfl.privacy.budget import Observer
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, SYSTEMS, PrivateSystem
@@ -174,11 +174,14 @@ class _Judge:
         return Verdict(name, found, loss, error, tuple(self._reasons(task, found)))
 
     def _task(self, config: Config) -> Task:
-        """Leave to the plan what was not given; rounds are a limit here, and all that are allowed for ALI-DPFL."""
+        """Leave rounds and local steps to the plan; all clients take part in each round, unless a cohort was given.
+
+        Rounds are a limit here: ALI-DPFL, which spreads its steps over them, is given all that are allowed.
+        """
         system = config.system
         if isinstance(system, ALIDPFL):
             system = replace(system, rounds=self.most_rounds)
-        fixed = (self.given & set(NUMBERS)) - {"rounds"}
+        fixed = (self.given & set(NUMBERS)) - {"rounds"} | {"cohort"}
         return Task(
             replace(config, system=system), self.federation, fixed, self.most_rounds,
             all_overheard=self.against == "server",
@@ -205,7 +208,9 @@ class _Judge:
         system, certificate = found.system, found.certificate
         facts = task.facts(task.model())
         std = math.sqrt(round_noise(system, facts) / facts.dim)
-        where = f"{found.best.rounds} rounds, {found.best.local_steps} local steps and {found.best.cohort} clients each"
+        best = found.best
+        where = f"{counted(best.rounds, 'round')} of {counted(best.local_steps, 'local step')} at"
+        where += f" {counted(best.cohort, 'client')}"
         rate = f", learning rate {system.lr:g}" if system.lr is not None else ""
         sentences = [f"It is planned with {where}{rate}; each round adds noise of {std:.3g} to every parameter."]
         if certificate.unit == "client":
