@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from dpfl.comparison import rehearse
 from dpfl.config import Config
-from dpfl.errors import BadInput, choose, require_count
+from dpfl.errors import BadInput, require_count
 from dpfl.federation import Federation
 from dpfl.models import Model, build, default_model
 from dpfl.orders import Laplace
@@ -225,7 +225,12 @@ def plan(task: Task, *, form: Form = "general", constants: Constants | None = No
     Raises Void (a BadInput) where the bound says nothing for any of the numbers.
     """
     started = time.perf_counter()
-    planner = choose("system", task.system.name, PLANNERS)
+    if task.system.name not in PLANNERS:
+        raise BadInput(
+            f"system must be one whose paper gives a bound ({', '.join(PLANNERS)}), was {task.system.name!r}; use"
+            " --method pilot"
+        )
+    planner = PLANNERS[task.system.name]
     model = task.model()
     facts = task.facts(model)
     known = known_constants(task, model, constants or Constants(), planner.needs)
