@@ -6,6 +6,7 @@ gradients come from public records. Candidates are thinned out by successive hal
 tried again, and what is left is tried with more seeds; then the neighbours of the winner are tried too.
 """
 
+import itertools
 import math
 import statistics
 import time
@@ -37,8 +38,9 @@ OnTrial = Callable[[str], None]  # told before each trial what it is
 Options = dict[str, Any]  # what a candidate sets: the planned numbers, and keys that were asked to be searched
 
 _COARSE = 4.0  # the factor between neighbouring candidates of the first look
-_KEPT = 4  # candidates that are tried with many seeds
-_SEEDS = (1, 3, 8)  # trials of a candidate in the first look, among the better ones, and at the end
+_KEPT = 4  # candidates that are tried again whatever the first look says
+_SEEDS = (1, 3)  # trials of a candidate in the first look, and among the better ones
+_FINALS = ((4, 8), (3, 16), (2, 32))  # candidates and trials at the end, until the best two are told apart
 
 
 @dataclass
@@ -123,10 +125,15 @@ def pilot(
     reach = _COARSE / 2
     while reach > 1.2:  # the valley's floor: halfway to the neighbours, and halfway again
         best = stage.ranked()[0].options
-        near = [{**best, name: number} for name in ranges for number in _beside(best[name], *ranges[name], reach)]
-        stage.look(near, _SEEDS[1], share=0.85)
+        sides = {name: [best[name], *_beside(best[name], *limits, reach)] for name, limits in ranges.items()}
+        near = [dict(zip(sides, numbers, strict=True)) for numbers in itertools.product(*sides.values())]
+        stage.look([{**best, **numbers} for numbers in near], _SEEDS[1], share=0.8)
         reach = math.sqrt(reach)
-    stage.look([one.options for one in stage.ranked()[:_KEPT]], _SEEDS[2])
+    for kept, seeds in _FINALS:
+        leading = stage.ranked()[:kept]
+        stage.look([one.options for one in leading], seeds)
+        if _told_apart(stage.ranked()):
+            break
     return Outcome(tuple(stage.ranked()), len(stage.untried), stage.public.source, time.perf_counter() - began)
 
 
@@ -143,6 +150,14 @@ def _require_options(task: Task, search: Mapping[str, Sequence[Any]], ranges: Ma
             raise BadInput(f"search must name other keys than {key!r}, which the pilot plans itself; leave it out")
         for value in values:
             task.at({key: value})
+
+
+def _told_apart(ranked: Sequence[Trials]) -> bool:
+    """Tell whether the best is better than the next by two standard errors of the difference."""
+    first, second = (*ranked[:2], None, None)[:2]
+    if first is None or second is None or first.error is None or second.error is None:
+        return second is None
+    return second.mean - first.mean > 2 * math.hypot(first.error, second.error)
 
 
 def _beside(number: int, low: int, high: int, factor: float) -> list[int]:
