@@ -327,7 +327,7 @@ def pilot_plan(
         method="pilot",
         form=form,
         best=task.point(system, None),
-        of="loss",
+        of="loss" if bound is None else bound.of,
         in_loss=None,
         curve=() if bound is None else bound.curve,
         papers=None if bound is None else bound.papers,

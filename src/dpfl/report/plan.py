@@ -1,58 +1,83 @@
-"""The plot of a plan: the bound, a pilot's losses and a check's, along each number that was chosen."""
+"""The plot of a plan: its bound, and the losses of a pilot and of a check, along each number that was chosen."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 _NAMES = {"rounds": "rounds", "local_steps": "local steps a round", "cohort": "clients a round"}
+_CROWDED = 1.3  # ticks nearer to each other than this factor would overlap
+
+Line = tuple[str, list[tuple[int, float]]]  # a label, and points
 
 
 def draw(plan: Mapping[str, Any], path: Path) -> None:
-    """Plot the JSON of `dpfl plan`: one panel for each number along which something is known."""
+    """Plot the JSON of `dpfl plan`: a column for each number, the bound above and measured losses below."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    lines = {name: _lines(plan, name) for name in _NAMES}
-    shown = [name for name in _NAMES if any(len(points) > 1 for _, points in lines[name])] or ["rounds"]
-    figure = Figure(figsize=(4.4 * len(shown), 3.6), layout="constrained")
+    rows = [row for row in (_bounds, _losses) if any(row(plan, name) for name in _NAMES)]
+    names = [name for name in _NAMES if any(row(plan, name) for row in rows)]
+    if not names:
+        rows, names = [_bounds], ["rounds"]
+    figure = Figure(figsize=(4.6 * len(names), 0.6 + 2.8 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
-    for panel, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        for label, points in lines[name]:
-            if points:
-                panel.plot([x for x, _ in points], [y for _, y in points], "o-", markersize=4, label=label)
-        panel.axvline(plan[name], color="0.5", linestyle=":", label=f"planned: {plan[name]}")
-        panel.set_xscale("log")
-        panel.set_yscale("log")
-        ticks = sorted({x for _, points in lines[name] for x, _ in points})
-        panel.set_xticks(ticks, [str(tick) for tick in ticks])
-        panel.minorticks_off()
-        panel.set_xlabel(_NAMES[name])
-        panel.grid(alpha=0.3)
-        panel.legend(frameon=False, fontsize=8)
-    figure.suptitle(f"{plan['system']}, by {'a pilot' if plan['method'] == 'pilot' else 'its bound'}", fontsize=10)
+    panels = figure.subplots(len(rows), len(names), squeeze=False)
+    for row, line in zip(rows, panels, strict=True):
+        for name, panel in zip(names, line, strict=True):
+            _panel(panel, row(plan, name), plan[name])
+            panel.set_xlabel(_NAMES[name])
+        line[0].set_ylabel(_unit(plan) if row is _bounds else "loss")
+    how = "a pilot on public records" if plan["method"] == "pilot" else f"its bound, {plan['form']} form"
+    figure.suptitle(f"{plan['system']}: planned by {how}", fontsize=10)
     figure.savefig(path, dpi=140)
 
 
-def _lines(plan: Mapping[str, Any], name: str) -> list[tuple[str, list[tuple[int, float]]]]:
-    """Return what is known along one number, the others as they were planned."""
-    unit = "loss gap" if plan["bound_of"] == "loss" else "squared distance"
+def _panel(panel: Any, lines: Sequence[Line], planned: int) -> None:
+    for label, points in lines:
+        panel.plot([x for x, _ in points], [y for _, y in points], "o-", markersize=4, label=label)
+    panel.axvline(planned, color="0.5", linestyle=":", label=f"planned: {planned}")
+    panel.set_xscale("log")
+    values = [y for _, points in lines for _, y in points]
+    if values and min(values) > 0 and max(values) > 10 * min(values):
+        panel.set_yscale("log")
+    shown: list[int] = []
+    for tick in sorted({x for _, points in lines for x, _ in points} | {planned}):
+        if not shown or tick > _CROWDED * shown[-1]:
+            shown.append(tick)
+    panel.set_xticks(shown, [str(tick) for tick in shown])
+    panel.minorticks_off()
+    panel.grid(alpha=0.3)
+    panel.legend(frameon=False, fontsize=8)
+
+
+def _unit(plan: Mapping[str, Any]) -> str:
+    return "bound on the loss gap" if plan["bound_of"] == "loss" else "bound on the squared distance"
+
+
+def _bounds(plan: Mapping[str, Any], name: str) -> list[Line]:
     centre = plan["bounds_answer"] or plan
+    return _present([("bound", _along(plan["curve"], name, centre, "bound"))])
+
+
+def _losses(plan: Mapping[str, Any], name: str) -> list[Line]:
     checked = plan.get("check", {"grid": []})["grid"]
-    return [
-        (f"bound ({unit})", _along(plan["curve"], name, centre, "bound")),
-        ("pilot, loss", _along(plan["tried"], name, plan["options"], "loss")),
-        ("check, loss", _along(checked, name, plan, "loss")),
-    ]
+    centre = {key: plan[key] for key in _NAMES} | {key: value for key, value in plan["options"].items() if value}
+    return _present(
+        [
+            ("pilot, public records", _along(plan["tried"], name, centre, "loss")),
+            ("check, test split", _along(checked, name, centre, "loss")),
+        ]
+    )
+
+
+def _present(lines: Sequence[Line]) -> list[Line]:
+    return [(label, points) for label, points in lines if len(points) > 1]
 
 
 def _along(
     points: Sequence[Mapping[str, Any]], name: str, centre: Mapping[str, Any], value: str
 ) -> list[tuple[int, float]]:
-    alike = [
-        point
-        for point in points
-        if name in point
-        and point[value] is not None
-        and all(point[key] == centre[key] for key in point if key in _NAMES and key != name and centre.get(key))
-    ]
-    return sorted((point[name], point[value]) for point in alike)
+    """Return the points that differ from the centre in this number alone."""
+    keys = {key for point in points for key in point} - {name, "bound", "loss", "standard_error", "trials"}
+    alike = [point for point in points if all(point.get(key) == centre.get(key) for key in keys)]
+    return sorted((point[name], point[value]) for point in alike if name in point and point[value] is not None)
