@@ -5,17 +5,16 @@ reproduce the paper's Table I: 2, 20 and 42 rounds. The bound is loose, so R* is
 the number: the loss there is within 15 % of the least on the grid, which lies inside the grid.
 """
 
-import math
-
 import pytest
 from trainings import Outcomes, Training, clearly_less, mean, outcomes
+
+from dpfl.planning import fedsgd_dpc
 
 GRIDS = {1.0: (2, 8, 32), 5.0: (5, 20, 40, 80), 10.0: (10, 42, 84, 168)}
 
 
 def optimal_rounds(epsilon: float, cohort: int = 10) -> float:
-    gamma, c1, c3 = 3.36, 476 * epsilon**2, 157 * epsilon**2  # the latter two in units of C₂
-    return math.sqrt(gamma**2 + (c1 / cohort + c3) / cohort) - gamma
+    return fedsgd_dpc.optimal_rounds(gamma=3.36, c1=476 * epsilon**2, c2=1.0, c3=157 * epsilon**2, cohort=cohort)
 
 
 @pytest.fixture(scope="module")

@@ -111,6 +111,7 @@ def pilot(
     grid: list[Options] = [{}]
     for name, (low, high) in ranges.items():
         grid = [{**one, name: number} for one in grid for number in ladder(low, high, factor=_COARSE)]
+    grid = task.with_whole_turns(grid)
     if start is not None:
         grid.append({name: start[name] for name in ranges})
     for key, values in (search or {}).items():
@@ -127,7 +128,7 @@ def pilot(
         best = stage.ranked()[0].options
         sides = {name: [best[name], *_beside(best[name], *limits, reach)] for name, limits in ranges.items()}
         near = [dict(zip(sides, numbers, strict=True)) for numbers in itertools.product(*sides.values())]
-        stage.look([{**best, **numbers} for numbers in near], _SEEDS[1], share=0.8)
+        stage.look(task.with_whole_turns([{**best, **numbers} for numbers in near]), _SEEDS[1], share=0.8)
         reach = math.sqrt(reach)
     for kept, seeds in _FINALS:
         leading = stage.ranked()[:kept]

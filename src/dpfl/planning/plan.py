@@ -191,6 +191,23 @@ class Task:
         """Return the system with these numbers."""
         return replace(self.system, **self.chosen(numbers))
 
+    def with_whole_turns(self, grid: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the grid with whole turns beside it: rounds after which everybody was asked equally often.
+
+        Clients that are asked in turn need noise for the answers that they give, and one round more than a whole turn
+        makes some of them give another.
+        """
+        if self.system.scheduling != "round-robin" or "rounds" not in self.ranges(("rounds",)):
+            return list(grid)
+        low, high = self.ranges(("rounds",))["rounds"]
+        found = list(grid)
+        for one in grid:
+            turn = self.clients / (one.get("cohort", self.system.cohort) or self.clients)
+            if turn > 1 and "rounds" in one:
+                turns = max(1, round(one["rounds"] / turn))
+                found.append({**one, "rounds": min(max(math.floor(turns * turn), low), high)})
+        return [one for at, one in enumerate(found) if one not in found[:at]]
+
     def point(self, system: PrivateSystem[Any], bound: float | None) -> Point:
         """Return the numbers of a system with its bound."""
         local = getattr(system, "local_steps", 1)
@@ -281,7 +298,7 @@ def search(task: Task, planner: Planner, facts: Facts, constants: Constants, for
     if isinstance(task.system, ALIDPFL) and "local_steps" in ranges:  # more than R_c/R_s a round would not be paid for
         most = ali_dpfl.affordable(task.system, facts)
         ranges["local_steps"] = (1, max(1, math.ceil(most / task.system.rounds)))
-    best = least(lambda numbers: value(**numbers), ranges)
+    best = least(lambda numbers: value(**numbers), ranges, beside=task.with_whole_turns)
     if not math.isfinite(value(**best)):
         raise (
             refusals[0]

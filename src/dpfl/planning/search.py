@@ -20,16 +20,24 @@ def ladder(first: int, last: int, *, factor: float = 2.0) -> list[int]:
     return found
 
 
-def least(value: Callable[[Numbers], float], ranges: Mapping[str, tuple[int, int]]) -> Numbers:
-    """Return the numbers, each within its range, at which `value` is least (where that is the only valley)."""
+def least(
+    value: Callable[[Numbers], float],
+    ranges: Mapping[str, tuple[int, int]],
+    *,
+    beside: Callable[[Sequence[Numbers]], list[Numbers]] = list,
+) -> Numbers:
+    """Return the numbers, each within its range, at which `value` is least (where that is the only valley).
+
+    beside: adds to a list of candidates those that deserve a look besides, where the valley has teeth.
+    """
     names = list(ranges)
     rungs = itertools.product(*(ladder(*ranges[name]) for name in names))
-    best = min((dict(zip(names, rung, strict=True)) for rung in rungs), key=value)
+    best = min(beside([dict(zip(names, rung, strict=True)) for rung in rungs]), key=value)
     steps = {name: max(1, best[name] // 2) for name in names}
     while True:
         near = [{**best, name: best[name] + sign * steps[name]} for name in names for sign in (-1, 1)]
         near = [one for one in near if all(low <= one[name] <= high for name, (low, high) in ranges.items())]
-        ahead = min(near, key=value, default=best)
+        ahead = min(beside(near), key=value, default=best)
         if value(ahead) < value(best):
             best = ahead
         elif all(step == 1 for step in steps.values()):
