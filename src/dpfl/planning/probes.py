@@ -24,7 +24,7 @@ from dpfl.planning.constants import Constants, Note
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams, layer_randomness
 
-_RECORDS = 1000  # looked at in all
+_RECORDS = 600  # looked at in all
 _CLIENTS = 16  # looked at one by one
 _STEPS = 100  # of the descent
 _LANCZOS = 32  # directions, where the model has more

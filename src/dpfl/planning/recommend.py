@@ -26,6 +26,7 @@ Method = Literal["bound", "pilot"]
 OnTrial = Callable[[str], None]
 
 _RATES = (0.25, 1.0, 4.0)  # times a system's usual learning rate: a pilot tries these where no rate is given
+_NOISES = (0.5, 1.0, 2.0)  # times ALI-DPFL's usual noise, likewise
 _SECONDS = 60.0  # for each system's pilot, where no limit is given
 
 
@@ -199,10 +200,16 @@ class _Judge:
     def _plan(self, task: Task) -> Plan:
         if self.method == "bound":
             return plan(task)
-        name, rate = task.system.name, task.system.lr
-        chooses = PLANNERS[name].chooses if name in PLANNERS else ("rounds",)
-        rates = {} if "lr" in self.given or rate is None else {"lr": [factor * rate for factor in _RATES]}
-        return pilot_plan(task, chooses=chooses, search=rates, time_limit=self.seconds, on_trial=self.on_trial)
+        system = task.system
+        chooses = PLANNERS[system.name].chooses if system.name in PLANNERS else ("rounds",)
+        search: dict[str, list[float]] = {}
+        if "lr" not in self.given and system.lr is not None:
+            search["lr"] = [factor * system.lr for factor in _RATES]
+        if isinstance(system, ALIDPFL):  # it adapts its steps itself; its noise is what decides how many it can pay for
+            chooses = ()
+            if "noise_multiplier" not in self.given:
+                search["noise_multiplier"] = [factor * system.noise_multiplier for factor in _NOISES]
+        return pilot_plan(task, chooses=chooses, search=search, time_limit=self.seconds, on_trial=self.on_trial)
 
     def _reasons(self, task: Task, found: Plan) -> list[str]:
         system, certificate = found.system, found.certificate
@@ -212,6 +219,7 @@ class _Judge:
         where = f"{counted(best.rounds, 'round')} of {counted(best.local_steps, 'local step')} at"
         where += f" {counted(best.cohort, 'client')}"
         rate = f", learning rate {system.lr:g}" if system.lr is not None else ""
+        rate += f", noise {system.noise_multiplier:g}·C" if isinstance(system, ALIDPFL) else ""
         sentences = [f"It is planned with {where}{rate}; each round adds noise of {std:.3g} to every parameter."]
         if certificate.unit == "client":
             sentences.append("It protects whole clients, which is more than the records that others protect, and dear.")
