@@ -2,11 +2,10 @@
 
 FedSGD-DPC on MNIST as in its paper (N = K = 10, two digits a client, softmax without bias, C = 300, η = 0.05) and
 DP-FedAvg on the loans with 500 clients, 50 a round (C = 150, η = 0.05), both with Laplace noise. The plans are made by
-pilots on public records. The noise in the loans' models makes their loss vary by a third from seed to seed, so the plan
-is compared with the grid allowing for two standard errors of the difference.
+pilots on public records. The noise in the loans' models makes their loss vary by a third from seed to seed, hence more
+seeds there.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +54,5 @@ def checked(setting: Setting, epsilon: float) -> Check:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_planned_loss_is_within_a_tenth_of_the_best(name: str, epsilon: float) -> None:
     found = checked(SETTINGS[name], epsilon)
-    errors = [cell.to_dict()["standard_error"] for cell in (found.planned, found.best)]
-    doubt = 2 * math.hypot(*errors) if found.planned is not found.best and name == "loans" else 0.0
-    assert found.planned.mean - doubt <= 1.1 * found.best.mean
+    assert found.regret <= 0.1
     assert max(cell.mean for cell in found.cells) > 1.2 * found.best.mean  # the grid is wide enough to lose on

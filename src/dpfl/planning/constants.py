@@ -5,7 +5,7 @@ too (`lambda`, `L` and `rho` are the smoothness).
 """
 
 import json
-import math
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -65,8 +65,15 @@ class Constants:
             name = ALIASES.get(key, key)
             if name not in SYMBOLS:
                 known = ", ".join(f"{name} ({symbol})" for name, symbol in SYMBOLS.items())
-                raise BadInput(f"constants must be among {known}, was {key!r}{suggestion(key, SYMBOLS)}")
+                near = suggestion(key, SYMBOLS) or "; use one of these, or its letter"
+                raise BadInput(f"constants must be among {known}, was {key!r}{near}")
+            if name in values:
+                raise BadInput(
+                    f"{name} ({SYMBOLS[name]}) must be given once, was given again as {key!r}; leave one out"
+                )
             table = entry if isinstance(entry, Mapping) else {"value": entry}
+            for part in set(table) - {"value", "low", "high", "how"}:
+                raise BadInput(f"{name} must have value, low, high and how at most, had {part!r}; correct or remove it")
             values[name] = _number(name, table.get("value"))
             low, high = (None if table.get(end) is None else _number(name, table[end]) for end in ("low", "high"))
             notes[name] = Note(str(table.get("how", how)), low, high)
@@ -84,12 +91,12 @@ class Constants:
     def to_toml(self) -> str:
         """Write them down; `read` gives them back."""
         plain = self.to_dict()
-        text = f"source = {json.dumps(plain.pop('source'), ensure_ascii=False)}\n"
+        text = f"source = {_text(plain.pop('source'))}\n"
         for name, entry in plain.items():
             text += f"\n[{name}]  # {SYMBOLS[name]}\n"
             for key, value in entry.items():
                 if value is not None:
-                    text += f"{key} = {json.dumps(value, ensure_ascii=False) if isinstance(value, str) else value!r}\n"
+                    text += f"{key} = {_text(value) if isinstance(value, str) else repr(float(value))}\n"
         return text
 
 
@@ -104,7 +111,7 @@ ALIASES = {
     "rho": "smoothness", "ρ": "smoothness", "l": "polyak_lojasiewicz", "G": "gradient_bound", "beta": "lipschitz",
     "β": "lipschitz", "Lambda": "record_spread", "Λ": "record_spread", "B": "dissimilarity",
     "Gamma": "heterogeneity", "Γ": "heterogeneity", "Y0": "initial_distance", "Y₀": "initial_distance",
-    "Theta": "initial_gap", "Θ": "initial_gap",
+    "ε̄": "divergence", "Δ₁": "initial_distance", "Theta": "initial_gap", "Θ": "initial_gap",
 }  # fmt: skip
 
 assert list(SYMBOLS) == [one.name for one in fields(Constants) if one.name not in ("source", "notes")]
@@ -124,7 +131,11 @@ def read(path: Path) -> Constants:
     return Constants(source=source).overridden(table, f"given in {path.name}")
 
 
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
         raise BadInput(f"{name} ({SYMBOLS[name]}) must be a finite number, was {value!r}; correct it")
     return float(value)

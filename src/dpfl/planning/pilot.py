@@ -77,6 +77,7 @@ class Outcome:
     untried: int
     source: str  # of the records it was tried on
     seconds: float
+    untrained: float  # the loss of the first model, before any training
 
     @property
     def best(self) -> Trials:
@@ -135,7 +136,8 @@ def pilot(
         stage.look([one.options for one in leading], seeds)
         if _told_apart(stage.ranked()):
             break
-    return Outcome(tuple(stage.ranked()), len(stage.untried), stage.public.source, time.perf_counter() - began)
+    return Outcome(tuple(stage.ranked()), len(stage.untried), stage.public.source, time.perf_counter() - began,
+                   stage.untrained())  # fmt: skip
 
 
 def _require_options(task: Task, search: Mapping[str, Sequence[Any]], ranges: Mapping[str, Any]) -> None:
@@ -212,6 +214,13 @@ class Stage:
                 self.pace = max(known.seconds / self.cost(options), self.pace / 2)
                 self.trials[key] = known
                 self.untried.discard(key)
+
+    def untrained(self) -> float:
+        """Return the loss of the model that training begins with."""
+        model = self.task.model()
+        score = evaluate(model, model.weights(), self.public.held_out)
+        assert score is not None
+        return score.loss
 
     def cost(self, options: Options) -> float:
         """Return how many steps of clients a trial takes."""
@@ -363,6 +372,11 @@ def _reasons(found: Outcome) -> list[str]:
         near = [f"{_loss(one)} with {one.options[name]}" for one in sides if one is not None]
         if near:
             sentences.append(f"With other {NAMES.get(name, name)} than {number} it was {' and '.join(near)}.")
+    if best.mean >= found.untrained:
+        sentences.append(
+            f"The untrained model has a loss of {found.untrained:.4g}, no worse than the best candidate: at this budget"
+            " training does not pay; raise ε, find more clients or records, or lower clip or lr."
+        )
     if found.untried:
         sentences.append(
             f"{found.untried} costlier candidates were not tried within the time limit; raise it to try them too."

@@ -126,6 +126,11 @@ class Task:
                 f" to be planned; choose one of {', '.join(PLANNERS)}"
             )
         require_count("max_rounds", self.most_rounds, "allow at least one round")
+        if isinstance(self.system, NbAFL) and self.system.exposures > self.most_rounds:
+            raise BadInput(
+                f"max_rounds must be at least the {self.system.exposures} exposures, was {self.most_rounds}: nobody"
+                " hears more uploads than there are rounds; raise it, or lower exposures"
+            )
         if self.total_steps is not None:
             require_count("total_steps", self.total_steps, "allow at least one step")
             if self.system.name != "dp-fedavg":

@@ -6,6 +6,7 @@ for the largest and the least); everything else is read at a few models along th
 """
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -27,6 +28,7 @@ from dpfl.streams import Streams, layer_randomness
 _RECORDS = 600  # looked at in all
 _CLIENTS = 16  # looked at one by one
 _STEPS = 100  # of the descent
+_SEARCH = 100  # steps towards a least loss
 _LANCZOS = 32  # directions, where the model has more
 _COMPLETE = 64  # up to this many parameters all directions are taken, and curvatures are exact
 _FLAT = 1e-4  # curvature below this part of the largest is none
@@ -53,6 +55,10 @@ def estimate(model: Model, clients: Sequence[Records], *, clip: Clip, streams: S
     initial_gap = probe.loss(start) - lowest
     found = _along(probe, stops, optimum, lowest)
     found["smoothness"] = [high for _, high in curvatures]
+    found["smoothness"] += [  # a clip may leave the field flat at each model, and yet different from one to another
+        float((probe.field(there) - probe.field(here)).norm() / (there - here).norm())
+        for here, there in itertools.pairwise(stops)
+    ]
     values = {name: max(seen) for name, seen in found.items()}
     values["dissimilarity"] = float(np.median(found["dissimilarity"]))  # it grows without end towards the optimum
     values["polyak_lojasiewicz"] = min(found["polyak_lojasiewicz"])
@@ -77,6 +83,7 @@ def estimate(model: Model, clients: Sequence[Records], *, clip: Clip, streams: S
     notes["initial_distance"] = Note(f"squared distance from the first model to {ending}")
     notes["initial_gap"] = Note(f"loss of the first model less that at {ending}")
     own = probe.own_least_losses(optimum)
+    lowest = min(lowest, probe.least_loss(optimum, probe.pooled))  # sought as hard as the clients' own
     gaps = [max(0.0, lowest - each) for each in own]
     notes["heterogeneity"] = Note(f"F* less the mean of {len(own)} clients' own least losses", min(gaps), max(gaps))
     values["heterogeneity"] = max(0.0, lowest - float(np.average(own, weights=probe.sizes)))
@@ -116,17 +123,20 @@ class _Probe:
 
     def field(self, weights: Tensor, records: Records | None = None) -> Tensor:
         """Return the gradient that training follows: clipped as ordered. Performed by a client, as training is."""
+        if records is None and isinstance(self.clip, ClientClip):  # the mean of what clients clip, not a clipped mean
+            parts = [len(one) / len(self.pooled) * self.field(weights, one) for one in self.clients]
+            return torch.stack(parts).sum(0)
         taken = self.pooled if records is None else records
         return -perform(
             self.charged[len(taken)], self.model, weights, taken, batches=self.rng, noise=self.rng,
             vectorised=self.vectorised, dense=self.dense,
         )  # fmt: skip
 
+    def least_loss(self, start: Tensor, records: Records) -> float:
+        return _least_loss(self.model, start, records, steps=_SEARCH // self.thrift)[1]
+
     def own_least_losses(self, start: Tensor) -> list[float]:
-        return [
-            _least_loss(self.model, start, one, steps=(200 if self.model.dim <= _COMPLETE else 30) // self.thrift)[1]
-            for one in self.clients
-        ]
+        return [self.least_loss(start, one) for one in self.clients]
 
     def record_spread(self, weights: Tensor, records: Records) -> float:
         """Return the mean of ‖g_r − g‖² over some of a client's records, as clipped."""
@@ -196,10 +206,12 @@ def _curvatures(probe: _Probe, at: Tensor, streams: Streams) -> tuple[float, flo
         for one in (*basis, *basis):  # twice is enough
             changed = changed - (changed @ one) * one
         length = float(changed.norm())
-        if len(diagonal) == count or length < 1e-9 * max(map(abs, diagonal)):
+        if len(diagonal) == count or length <= 1e-9 * max(map(abs, diagonal)):
             break
         beside.append(length)
         basis.append(changed / length)
+    if not math.isfinite(length):
+        raise BadInput("model must have finite gradients on the public records, had not; check the data's scale")
     inner = beside[: len(diagonal) - 1]
     ritz, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(inner, 1) + np.diag(inner, -1))
     unsettled = length * abs(vectors[-1, 0])  # how far from a true one the least may be
@@ -226,11 +238,11 @@ def _along(probe: _Probe, stops: Sequence[Tensor], optimum: Tensor, lowest: floa
             math.sqrt(weights @ np.array([probe.record_spread(at, one) for one in probe.clients]))
         )
         height, away = probe.loss(at) - lowest, at - optimum
-        if height > 1e-3 * start_height:
+        if height > 1e-3 * start_height or at is stops[0]:
             slope, followed = probe.model.gradient(at, probe.pooled.x, probe.pooled.y), probe.field(at)
-            found["dissimilarity"].append(math.sqrt(weights @ lengths**2) / float(mean.norm()))
-            found["polyak_lojasiewicz"].append(float(slope @ followed) / (2 * height))
-            found["strong_convexity"].append(float(followed @ away) / float(away.square().sum()))
+            found["dissimilarity"].append(math.sqrt(weights @ lengths**2) / max(float(mean.norm()), 1e-12))
+            found["polyak_lojasiewicz"].append(float(slope @ followed) / max(2 * height, 1e-12))
+            found["strong_convexity"].append(float(followed @ away) / max(float(away.square().sum()), 1e-12))
     return found
 
 

@@ -35,7 +35,10 @@ def least(
     best = min(beside([dict(zip(names, rung, strict=True)) for rung in rungs]), key=value)
     steps = {name: max(1, best[name] // 2) for name in names}
     while True:
-        near = [{**best, name: best[name] + sign * steps[name]} for name in names for sign in (-1, 1)]
+        near = [
+            {name: best[name] + sign * steps[name] for name, sign in zip(names, signs, strict=True)}
+            for signs in itertools.product((-1, 0, 1), repeat=len(names))
+        ]
         near = [one for one in near if all(low <= one[name] <= high for name, (low, high) in ranges.items())]
         ahead = min(beside(near), key=value, default=best)
         if value(ahead) < value(best):

@@ -50,6 +50,7 @@ def _share(
     how: Partition, records: Records, clients: int, regression: bool, rng: Generator
 ) -> tuple[list[torch.Tensor], Partition]:
     """Share out in the given way among as many clients as it allows; at random where it allows none."""
+    most = clients
     while clients > 1 and how.kind != "writer":  # who wrote a public record is not kept
         try:
             pieces = share_out(how, records.y, clients, rng, min_records=1, regression=regression)
@@ -57,4 +58,4 @@ def _share(
         except BadInput:
             clients //= 2
     iid = parse_partition("iid")
-    return share_out(iid, records.y, max(2, len(records) // 10), rng, regression=regression), iid
+    return share_out(iid, records.y, max(2, min(most, len(records) // 10)), rng, regression=regression), iid

@@ -25,7 +25,19 @@ LETTERS = [
     ("Λ", "record_spread"), ("B", "dissimilarity"), ("Gamma", "heterogeneity"), ("Γ", "heterogeneity"),
     ("Y0", "initial_distance"), ("Y₀", "initial_distance"), ("Theta", "initial_gap"), ("Θ", "initial_gap"),
 ]  # fmt: skip
-AWKWARD = (0.1, 1 / 3, 1e-300, 5e-324, 1.7976931348623157e308, math.pi, 2.0**53 + 1, 1e16, 1e-5, 0.0, 123456789.123456789)
+AWKWARD = (
+    0.1,
+    1 / 3,
+    1e-300,
+    5e-324,
+    1.7976931348623157e308,
+    math.pi,
+    2.0**53 + 1,
+    1e16,
+    1e-5,
+    0.0,
+    123456789.123456789,
+)
 ALL = Constants(
     **dict(zip(NAMES, AWKWARD, strict=True)),
     source='12 public records of "own" \\ data, model softmax',
@@ -94,7 +106,9 @@ def test_what_is_needed_and_missing_is_named(name: str) -> None:
     others = [other for other in NAMES if other != name]
     with pytest.raises(BadInput) as refusal:
         replace(ALL, **{name: None}).need(*others, name)
-    assert_one_sentence(refusal, f"{name} ({SYMBOLS[name]}) must be known", "was left out", "add it", "validation_share")
+    assert_one_sentence(
+        refusal, f"{name} ({SYMBOLS[name]}) must be known", "was left out", "add it", "validation_share"
+    )
     assert not any(re.search(rf"\b{other}\b", str(refusal.value)) for other in others)
 
 
