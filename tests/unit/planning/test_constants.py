@@ -296,7 +296,7 @@ def test_an_unknown_name_gets_the_nearest_one(key: str, near: str, tmp_path: Pat
 
 
 def test_an_unknown_name_that_is_near_to_none(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"constants must be among .*initial_gap \(Θ\), was 'zzz'$"):
+    with pytest.raises(BadInput, match=r"constants must be among .*initial_gap \(Θ\), was 'zzz'; use one of these"):
         read(written(tmp_path, "zzz = 3"))
     with pytest.raises(BadInput, match="was 'M'"):  # letters are as the papers write them
         read(written(tmp_path, "M = 3"))
@@ -323,3 +323,15 @@ def test_a_file_that_is_not_toml(text: str | bytes, tmp_path: Path) -> None:
     with pytest.raises(BadInput) as refusal:
         read(path)
     assert_one_sentence(refusal, f"constants must be TOML, but {str(path)!r} is not", "; mend it")
+
+
+def test_a_constant_is_given_once(tmp_path: Path) -> None:
+    (tmp_path / "twice.toml").write_text("smoothness = 2.0\nrho = 3.0\n")
+    with pytest.raises(BadInput, match=r"smoothness \(λ, L, ρ\) must be given once, was given again as 'rho'"):
+        read(tmp_path / "twice.toml")
+
+
+def test_a_misspelt_part_of_a_constant_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "misspelt.toml").write_text("[smoothness]\nvalue = 2.0\nhigher = 3.0\n")
+    with pytest.raises(BadInput, match=r"smoothness must have value, low, high and how at most, had 'higher'"):
+        read(tmp_path / "misspelt.toml")
