@@ -6,7 +6,9 @@ counted before the first one: noise has to be calibrated for the participation t
 its average.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +19,7 @@ from dpfl.errors import BadInput, require_count
 from dpfl.streams import Streams
 
 
-class CohortRule(Protocol):
+class CohortRule(Hashable, Protocol):
     """A way to choose the clients of a round."""
 
     @property
@@ -107,7 +109,7 @@ class Schedule:
     def cohort(self, round: int) -> tuple[int, ...]:
         """Return the clients that take part in `round`, the same whenever it is asked."""
         require_count("round", round, "rounds count from 1")
-        return self.rule.draw(round, self.streams.generator("cohort", round=round))
+        return _drawn(self.rule, self.streams, round)
 
     def replies(self, first: int, last: int) -> NDArray[np.int64]:
         """Count for each client the rounds from `first` to `last`, both included, that it answers."""
@@ -115,6 +117,11 @@ class Schedule:
         for round in range(first, last + 1):
             counts[list(self.cohort(round))] += 1
         return counts
+
+
+@lru_cache(maxsize=4096)  # planning and calibration ask for the same cohorts again and again
+def _drawn(rule: CohortRule, streams: Streams, round: int) -> tuple[int, ...]:
+    return rule.draw(round, streams.generator("cohort", round=round))
 
 
 def _require_clients(clients: int) -> None:

@@ -4,12 +4,14 @@ One rule for all: a bound takes the variance of the noise from the system's own 
 calibration, and the best numbers move when the accounting improves. `form="paper"` is the papers' substitution.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from dpfl.errors import BadInput
 from dpfl.federation import Schedule
@@ -84,15 +86,16 @@ def round_noise(system: PrivateSystem[Any], facts: Facts) -> float:
     state = begun(system, facts)
     noises = {i: one.noise_variance(facts.sizes[i]) for i, one in first_orders(system, state).items()}
     alike = system.cohort in (None, len(facts.sizes))  # all clients in every round: one is like another
-    rounds = 1 if alike else system.rounds
+    drawn = {number: state.problem.schedule.cohort(number) for number in range(1, 2 if alike else system.rounds + 1)}
+    times, number_of = Counter(drawn.values()), {cohort: number for number, cohort in drawn.items()}
     total = 0.0
-    for number in range(rounds):
-        before = replace(state, round=number)
-        answered = [client for client in before.cohort if client in noises]
+    for cohort, number in number_of.items():
+        before = replace(state, round=number - 1)
+        answered = [client for client in cohort if client in noises]
         downlink = system.downlink(before, answered)
-        total += sum(weight**2 * noises[client] for client, weight in system.weights(before, answered).items())
-        total += downlink.std**2 if downlink else 0.0
-    return facts.dim * total / rounds
+        added = sum(weight**2 * noises[client] for client, weight in system.weights(before, answered).items())
+        total += times[cohort] * (added + (downlink.std**2 if downlink else 0.0))
+    return facts.dim * total / times.total()
 
 
 def in_turn(clients: int, cohort: float) -> float:
@@ -100,7 +103,7 @@ def in_turn(clients: int, cohort: float) -> float:
     return (clients - cohort) / ((clients - 1) * cohort) if clients > 1 else 0.0
 
 
-def contract(start: float, shrinks: Sequence[float], added: Sequence[float]) -> float:
+def contract(start: float, shrinks: ArrayLike, added: ArrayLike) -> float:
     """Return where y ← shrink_k·y + added_k ends."""
     factors = np.asarray(shrinks, float)
     later = np.append(np.cumprod(factors[::-1])[::-1][1:], 1.0)  # Π of the factors after each step

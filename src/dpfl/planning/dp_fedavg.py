@@ -142,18 +142,17 @@ def predicted(system: DPFedAvg, facts: Facts, constants: Constants, form: Form) 
             rounds=system.rounds, local_steps=local, strong_convexity=mu, smoothness=smoothness,
             initial_distance=distance, spread=omega, variance=variance,
         )  # fmt: skip
-    rates = system.rates(0, system.rounds * local)
-    require_below("lr", max(rates), 1 / (4 * smoothness), "1/(4λ)", system.name)
+    rates = np.asarray(system.rates(0, system.rounds * local))
+    require_below("lr", float(rates.max()), 1 / (4 * smoothness), "1/(4λ)", system.name)
     if rates[0] > 2 * rates[local - 1]:
         raise Void(
             f"lr_gamma must be so large that a rate falls by no more than half within a round of {local} steps, was"
             f" {system.lr_gamma}; use {local - 1} or more, or fewer local steps"
         )
     # The one-step inequality of the paper's proof with the rates that are really used; noise comes once a round.
-    added = [rate**2 * omega for rate in rates]
-    for end in range(local - 1, len(rates), local):
-        added[end] += rates[end - local + 1] ** 2 * variance
-    return contract(distance, [1 - mu * rate for rate in rates], added)
+    added = rates**2 * omega
+    added[local - 1 :: local] += rates[::local] ** 2 * variance
+    return contract(distance, 1 - mu * rates, added)
 
 
 PLANNER = Planner(

@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from dpfl.planning.bounds import (
     Facts,
     Form,
@@ -167,9 +169,9 @@ def predicted(system: FedSGDDPC, facts: Facts, constants: Constants, form: Form)
             rounds=system.rounds, strong_convexity=mu, smoothness=smoothness, initial_distance=distance,
             spread=omega, variance=variance,
         )  # fmt: skip
-    rates = system.rates(0, system.rounds)
-    require_below("lr", max(rates), 1 / smoothness, "1/λ", system.name)
-    return contract(distance, [1 - mu * rate for rate in rates], [rate**2 * (omega + variance) for rate in rates])
+    rates = np.asarray(system.rates(0, system.rounds))
+    require_below("lr", float(rates.max()), 1 / smoothness, "1/λ", system.name)
+    return contract(distance, 1 - mu * rates, rates**2 * (omega + variance))
 
 
 def at_unit_rate(system: FedSGDDPC) -> FedSGDDPC:

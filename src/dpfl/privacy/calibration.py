@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from dpfl.errors import BadInput
@@ -42,13 +43,18 @@ def noise_multipliers(
             if budget.delta == 0:
                 raise BadInput("delta must be above 0 with Gaussian noise, was 0; choose 1e-5, say, or Laplace noise")
         if sampling_rate == 1 and accountant is tight:
-            worth = mu_of([budget.epsilon for budget in budgets], [budget.delta for budget in budgets])
-            return [float(z) for z in np.sqrt(np.asarray(releases, float)) / worth * (1 + _ROUNDING)]
+            return [float(z) for z in np.sqrt(np.asarray(releases, float)) / _worth(tuple(budgets)) * (1 + _ROUNDING)]
     elif sampling_rate == 1 and all(budget.delta == 0 for budget in budgets):
         pairs = zip(releases, budgets, strict=True)
         return [count / budget.epsilon * (1 + _ROUNDING) for count, budget in pairs]
     mechanism = Mechanism(noise, 1.0, sampling_rate)
     return [_searched(accountant, mechanism, count, budget) for count, budget in zip(releases, budgets, strict=True)]
+
+
+@lru_cache(maxsize=64)  # a controller or a planner asks for the same budgets over and over
+def _worth(budgets: tuple[Budget, ...]) -> NDArray[np.float64]:
+    """Return the Gaussian-DP parameters μ of budgets."""
+    return mu_of([budget.epsilon for budget in budgets], [budget.delta for budget in budgets])
 
 
 @lru_cache(maxsize=4096)
@@ -99,8 +105,9 @@ def gaussian_noise_stds(
     """
     multipliers = noise_multipliers("gaussian", releases, budgets)
     if spent is not None:
-        worth = mu_of([budget.epsilon for budget in budgets], [budget.delta for budget in budgets]) ** 2
-        left = np.maximum(1 - np.asarray(spent) / worth, 1e-12)  # of each budget; rounding must not make it negative
+        left = np.maximum(
+            1 - np.asarray(spent) / _worth(tuple(budgets)) ** 2, 1e-12
+        )  # of each budget; rounding must not make it negative
         multipliers = [float(z) for z in np.asarray(multipliers) / np.sqrt(left)]
     return [bound * multiplier for bound, multiplier in zip(sensitivities, multipliers, strict=True)]
 
