@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from dpfl.federation import from_arrays as from_arrays
     from dpfl.federation import from_torch as from_torch
     from dpfl.orders import Order as Order
+    from dpfl.planning import Plan as Plan
+    from dpfl.planning import plan as plan
     from dpfl.systems import ALIDPFL as ALIDPFL
     from dpfl.systems import PEDPFL as PEDPFL
     from dpfl.systems import UDP as UDP
@@ -44,6 +46,7 @@ _HOMES = {
     "BadInput": "errors", "BudgetRefused": "errors", "Caution": "errors",
     "Federation": "federation", "federate": "federation", "from_arrays": "federation", "from_torch": "federation",
     "Order": "orders",
+    "Plan": "planning", "plan": "planning",
     "ALIDPFL": "systems", "AdapDPFL": "systems", "DPFedAvg": "systems", "DPSGDFedAvg": "systems", "FedAvg": "systems",
     "FedProx": "systems", "FedSGD": "systems", "FedSGDDPC": "systems", "Lei": "systems", "NbAFL": "systems",
     "PEDPFL": "systems", "UDP": "systems",

@@ -286,7 +286,7 @@ def at_true_epsilon(
         _require_reachable(system, high, epsilon)
     claim = float(brentq(excess, low, high, xtol=tolerance))
     while excess(claim) > 0:  # steps are whole numbers: end on the safe side
-        claim -= 10 * tolerance
+        claim -= tolerance
     return replace(system, epsilon=math.exp(claim))
 
 
@@ -301,11 +301,12 @@ def _require_reachable(system: PrivateSystem[Any], log_claim: float, epsilon: fl
 def rehearse(system: System[Any], sizes: Sequence[int], streams: Streams) -> Certificate:
     """Return the certificate of a training that spends all it may, by pricing its orders and training nobody.
 
-    A controller is told what lets it go on longest: losses that keep falling, and no curvature to speak of.
+    A controller is told what lets it go on longest: losses that keep falling, and no curvature to speak of (each local
+    step moves the model by nearly the same).
     """
     problem = Problem(tuple(sizes), 1, Schedule(system.cohorts(len(sizes)), streams))
     ledger = Ledger(system.promise(sizes), sizes, system=system.name)
-    still = torch.zeros(1)
+    still = torch.zeros(1, dtype=torch.float64)
 
     def told(round: int, answered: Iterable[int]) -> Feedback:
         loss, uploads = -1e3 * round, dict.fromkeys(answered, still)
@@ -315,10 +316,13 @@ def rehearse(system: System[Any], sizes: Sequence[int], streams: Streams) -> Cer
 
     state = system.begin(problem, still, told(0, ()))
     while state.round < state.rounds:
-        charged = ledger.charge(system.orders(state))
+        orders = system.orders(state)
+        charged = ledger.charge(orders)
         noise = system.downlink(state, sorted(charged))
         ledger.broadcast(system.weights(state, sorted(charged)), noise_std=noise.std if noise else 0.0)
-        state = system.adapt(replace(state, round=state.round + 1), told(state.round + 1, charged))
+        way = max((sum(order.learning_rates) for order in orders.values()), default=0.0)
+        moved = state.model + way * (1 + 1e-9 * state.round)
+        state = system.adapt(replace(state, model=moved, round=state.round + 1), told(state.round + 1, charged))
     return certify(ledger.books, ledger.run)
 
 

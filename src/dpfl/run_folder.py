@@ -19,6 +19,7 @@ CONFIG, METRICS, MODEL, CERTIFICATE, ENVIRONMENT = (
 )  # fmt: skip
 LEDGER = "ledger.sqlite"
 REPORT_FILES = ("report.html", "curve.png")
+PLAN, PLAN_PLOT, CONSTANTS = "plan.json", "plan.png", "constants.toml"
 
 
 def claim(path: Path, *, force: bool) -> None:
@@ -51,7 +52,7 @@ def create(path: Path, config: str) -> None:
     """Write the config; an old run in the folder gives way, but not its ledger: what is spent is spent."""
     make(path)
     try:
-        for name in (CONFIG, METRICS, MODEL, CERTIFICATE, ENVIRONMENT, *REPORT_FILES):
+        for name in (CONFIG, METRICS, MODEL, CERTIFICATE, ENVIRONMENT, *REPORT_FILES, PLAN, PLAN_PLOT, CONSTANTS):
             (path / name).unlink(missing_ok=True)
         (path / CONFIG).write_text(config, encoding="utf-8")
     except OSError as problem:

@@ -45,6 +45,11 @@ class Streams:
         return Generator(SFC64(SeedSequence(int.from_bytes(key, "little"), pool_size=8)))
 
 
+def fresh_seed() -> int:
+    """Return a seed from the operating system, for what is to be drawn at random once and then kept."""
+    return int.from_bytes(os.urandom(7), "little")
+
+
 @contextmanager
 def layer_randomness(rng: Generator, device: torch.device) -> Iterator[None]:
     """Let random layers (dropout) draw from `rng` inside the block; torch's own state is as before afterwards."""

@@ -5,7 +5,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,7 +29,7 @@ from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import Outcome, look, play, sit_out
 from dpfl.server.evaluation import Score, evaluate
-from dpfl.streams import Streams, layer_randomness
+from dpfl.streams import Streams, fresh_seed, layer_randomness
 from dpfl.systems import Problem, System
 
 Metrics = dict[str, Any]
@@ -86,6 +86,16 @@ def run(config: Config, *, out: Path | None = None, force: bool = False, on_roun
     )
 
 
+def settled(settings: Settings) -> Settings:
+    """Return settings that share the data out in the same way whenever they are carried out.
+
+    Without a seed every sharing-out is another: what a plan took for public would be clients' in the run that follows.
+    """
+    if settings.seed is not None or settings.data_seed is not None:
+        return settings
+    return replace(settings, data_seed=fresh_seed())
+
+
 def federation_of(settings: Settings) -> Federation:
     """Share the data out as the settings say."""
     return federate(
@@ -128,12 +138,12 @@ def train(
     Raises BadInput before anything is written, and BudgetRefused where the clients' budgets end the training early.
     """
     streams = Streams(seed)
-    learner = _learner(model, loss, federation, streams)
+    learner = as_model(model, loss, federation, streams)
     choices: dict[str, Any] = {
         "model": learner.name, "evaluate_every": evaluate_every, "device": device, "seed": seed,
         "ledger": None if ledger is None else str(ledger),
     }  # fmt: skip
-    config = Config(system, Settings(**_recipe(federation), **choices))
+    config = Config(system, settings_of(federation, **choices))
     target = _device(device)
     folder = None if out is None else Path(out)
     if folder is not None:
@@ -211,7 +221,8 @@ def train(
     )
 
 
-def _learner(model: str | nn.Module | None, loss: Loss | None, federation: Federation, streams: Streams) -> Model:
+def as_model(model: str | nn.Module | None, loss: Loss | None, federation: Federation, streams: Streams) -> Model:
+    """Build the named model for a federation, or wrap a module with its loss."""
     if not isinstance(model, nn.Module):
         if loss is not None:
             raise BadInput("loss must come with a module of your own, was given for a named model; leave it out")
@@ -231,10 +242,10 @@ def _books(ledger: str | Path | None, folder: Path | None) -> Books:
     return Books(folder / run_folder.LEDGER)
 
 
-def _recipe(federation: Federation) -> dict[str, Any]:
-    """Return the settings that share the data out this way; data that was handed over is only named."""
+def settings_of(federation: Federation, **choices: Any) -> Settings:
+    """Return settings that share the data out as this federation does; data that was handed over is only named."""
     recipe = federation.recipe or {"data": federation.name, "clients": len(federation.clients)}
-    return {"data_seed" if key == "seed" else key: value for key, value in recipe.items()}
+    return Settings(**{"data_seed" if key == "seed" else key: value for key, value in recipe.items()}, **choices)
 
 
 def _device(name: str) -> torch.device:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dpfl import config
-from dpfl.planning import Check, Task, check, chooses, make
+from dpfl.planning import Check, Task, check, make
 from dpfl.training import federation_of
 
 
@@ -47,7 +47,7 @@ def checked(setting: Setting, epsilon: float) -> Check:
     parsed = config.parse(setting.table | {"epsilon": epsilon, "seed": 1})
     task = Task(parsed, federation_of(parsed.settings), frozenset({"cohort"}), setting.most_rounds)
     plan = make(task, method="pilot", time_limit=120.0)
-    return check(task, plan, chooses=chooses(task), seeds=setting.seeds)
+    return check(task, plan, seeds=setting.seeds)
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 5.0, 10.0])

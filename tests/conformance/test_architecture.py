@@ -15,8 +15,8 @@ from dpfl.privacy import claims
 ROOT = Path(dpfl.__file__).parent
 SOURCES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in ROOT.rglob("*.py")}
 
-# orders ← {privacy, federation, models} ← {clients, server, systems} ← {round, config} ← training ← comparison ← planning ← cli;
-# a room may import from lower floors and from itself. A report reads files and prints a certificate.
+# orders ← {privacy, federation, models} ← {clients, server, systems} ← {round, config} ← training ← comparison
+# ← planning ← cli; a room may import from lower floors and from itself. A report reads files and prints a certificate.
 FLOORS = {
     "errors": 0,
     "streams": 1,

@@ -111,7 +111,7 @@ def plan(
     """Choose rounds, local steps and clients a round for a budget, and say why."""
     from dpfl import config, planning, run_folder
     from dpfl.planning.output import save, text
-    from dpfl.training import federation_of
+    from dpfl.training import federation_of, settled
 
     options = {
         "data": data, "partition": partition, "clients": clients, "cohort": cohort, "rounds": rounds,
@@ -129,6 +129,7 @@ def plan(
     if what is None:
         raise BadInput("a system must be named to plan for, none was; name one, or use --recommend")
     parsed = config.parse(base(what) | named)
+    parsed = config.Config(parsed.system, settled(parsed.settings))
     folder = out or fresh_folder(f"plan-{parsed.system.name}-{parsed.settings.data}")
     run_folder.claim(folder, force=False)
     known = planning.read(constants) if constants is not None else planning.Constants()
@@ -143,7 +144,7 @@ def plan(
         )  # fmt: skip
         checked = None
         if check:
-            checked = planning.check(task, found, chooses=planning.chooses(task), seeds=seeds, on_run=note)
+            checked = planning.check(task, found, seeds=seeds, on_run=note)
     except KeyboardInterrupt:
         print("dpfl: the plan was interrupted; nothing was written", file=sys.stderr)
         raise typer.Exit(130) from None

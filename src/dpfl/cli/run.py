@@ -101,6 +101,8 @@ def run(
     }  # fmt: skip
     named = given(options, set_) | ({} if ledger is None else {"ledger": ledger})
     parsed = config.parse(base(what) | named)
+    if plan:
+        parsed = config.Config(parsed.system, training.settled(parsed.settings))
     planned = _planned(parsed, named, method) if plan else None
     if planned is None and method is not None:
         raise BadInput(f"method must come with --plan, was {method!r} without it; add --plan, or leave it out")

@@ -1,19 +1,67 @@
 """Planning: how many rounds, local steps and clients a round a budget is best spent on.
 
-One file a paper holds its bound and its best numbers as plain functions; `make` plans a whole training.
+One file a paper holds its bound and its best numbers as plain functions; `plan` plans a whole training.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
+from dpfl.config import Config
 from dpfl.errors import BadInput, require_one_of
+from dpfl.federation import Federation
+from dpfl.models import Loss
 from dpfl.planning.bounds import Facts, Form, Void
+from dpfl.planning.by_bound import Plan, plan_by_bound
 from dpfl.planning.check import Check, check
 from dpfl.planning.constants import Constants, read
-from dpfl.planning.pilot import OnTrial, pilot_plan
-from dpfl.planning.plan import NUMBERS, PLANNERS, Plan, Task, plan
+from dpfl.planning.pilot import OnTrial, plan_by_pilot
 from dpfl.planning.probes import estimate
 from dpfl.planning.recommend import Recommendation, recommend
+from dpfl.planning.task import NUMBERS, PLANNERS, Task
+from dpfl.streams import Streams
+from dpfl.systems import System
+from dpfl.training import as_model, settings_of
+
+
+def plan(
+    system: System[Any],
+    federation: Federation,
+    model: str | nn.Module | None = None,
+    *,
+    loss: Loss | None = None,
+    keep: Collection[str] = (),
+    method: str = "bound",
+    form: str = "general",
+    constants: Constants | None = None,
+    search: Mapping[str, Sequence[Any]] | None = None,
+    max_rounds: int = 300,
+    total_steps: int | None = None,
+    time_limit: float = 120.0,
+    seed: int | None = None,
+    on_trial: OnTrial | None = None,
+) -> Plan:
+    """Choose rounds, local steps and clients a round for `system`; `plan(...).system` is ready for `dpfl.train`.
+
+    Nothing of the federation is looked at but its public validation split and how many records its clients hold.
+
+    model, loss, seed: as for `dpfl.train`; a module is left as it is.
+    keep: which of "rounds", "local_steps" and "cohort" stay as the system has them.
+    method: "bound", by the paper's (`form`: "general" or "paper"), or "pilot", by trying for `time_limit` seconds.
+    constants: of the bound, as far as they are known. search: options and values that a pilot is to try besides.
+    """
+    for name in keep:
+        require_one_of("keep", name, NUMBERS)
+    own = isinstance(model, nn.Module) or loss is not None
+    config = Config(system, settings_of(federation, model=None if own else model, seed=seed))
+    task = Task(
+        config, federation, frozenset(keep), max_rounds, total_steps,
+        own_model=as_model(model, loss, federation, Streams(seed)) if own else None,
+    )  # fmt: skip
+    return make(
+        task, method=method, form=form, constants=constants, search=search, time_limit=time_limit, on_trial=on_trial
+    )
 
 
 def make(
@@ -33,20 +81,14 @@ def make(
     if method == "bound":
         if search:
             raise BadInput(f"search must come with a pilot, was {sorted(search)} with a bound; add --method pilot")
-        return plan(task, form=written, constants=constants)
-    return pilot_plan(
-        task, chooses=chooses(task), form=written, constants=constants, search=search, time_limit=time_limit,
+        return plan_by_bound(task, form=written, constants=constants)
+    return plan_by_pilot(
+        task, chooses=task.chooses, form=written, constants=constants, search=search, time_limit=time_limit,
         on_trial=on_trial,
     )  # fmt: skip
 
 
-def chooses(task: Task) -> tuple[str, ...]:
-    """Return the numbers that a plan for this system decides: where it has no bound, its rounds."""
-    name = task.system.name
-    return PLANNERS[name].chooses if name in PLANNERS else ("rounds",)
-
-
 __all__ = [
-    "NUMBERS", "PLANNERS", "Check", "Constants", "Facts", "Form", "Plan", "Recommendation", "Task", "Void",
-    "check", "chooses", "estimate", "make", "plan", "read", "recommend",
+    "NUMBERS", "PLANNERS", "Check", "Constants", "Facts", "Form", "Plan", "Recommendation", "Task", "Void", "check",
+    "estimate", "make", "plan", "read", "recommend",
 ]  # fmt: skip

@@ -8,12 +8,13 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpfl.errors import BadInput, BudgetRefused, require_count
-from dpfl.planning.plan import Plan, Task
+from dpfl.planning.by_bound import Plan
 from dpfl.planning.search import around
+from dpfl.planning.task import Task
 from dpfl.training import train
 
 OnRun = Callable[[str], None]  # told before each run what it is
@@ -73,13 +74,14 @@ class Check:
         }
 
 
-def check(task: Task, plan: Plan, *, chooses: tuple[str, ...], seeds: int = 3, on_run: OnRun | None = None) -> Check:
+def check(task: Task, plan: Plan, *, seeds: int = 3, on_run: OnRun | None = None) -> Check:
     """Train at every point of a grid around the plan, with seeds 1 to `seeds`."""
     require_count("seeds", seeds, "use at least 2 for a standard error")
-    ranges = task.ranges(chooses)
+    ranges = task.ranges(task.chooses)
     if not ranges:
         raise BadInput(
-            f"at least one of {', '.join(chooses)} must be left to the plan for a check, all were given; leave one out"
+            f"at least one of {', '.join(task.chooses)} must be left to the plan for a check, all were given; leave one"
+            " out"
         )
     here = {name: getattr(plan.system, name) or task.clients for name in ranges}
     sides = [
@@ -91,17 +93,19 @@ def check(task: Task, plan: Plan, *, chooses: tuple[str, ...], seeds: int = 3, o
         numbers = dict(zip(ranges, values, strict=True))
         if on_run is not None:
             on_run(", ".join(f"{name} = {value}" for name, value in numbers.items()))
-        cells.append(Cell(numbers, tuple(_loss(task, numbers, seed) for seed in range(1, seeds + 1))))
+        cells.append(Cell(numbers, tuple(_loss(task, plan, numbers, seed) for seed in range(1, seeds + 1))))
     planned = next(cell for cell in cells if cell.numbers == here)
     return Check(planned, tuple(cells), seeds)
 
 
-def _loss(task: Task, numbers: dict[str, int], seed: int) -> float:
-    settings = task.config.settings
+def _loss(task: Task, plan: Plan, numbers: dict[str, int], seed: int) -> float:
+    settings, own = task.config.settings, task.own_model
     try:
         run = train(
-            task.at(numbers), task.federation, settings.model, seed=seed, device=settings.device, evaluate_every=10**9
-        )
+            replace(plan.system, **task.chosen(numbers)), task.federation,
+            settings.model if own is None else task.model().module,
+            loss=None if own is None else own.loss, seed=seed, device=settings.device, evaluate_every=10**9,
+        )  # fmt: skip
     except BudgetRefused:
         return math.inf  # these numbers cannot be paid for
     return math.inf if run.loss is None else run.loss

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from dpfl import run_folder
 from dpfl.config import Config
+from dpfl.planning.by_bound import Plan
 from dpfl.planning.check import Check
 from dpfl.planning.constants import SYMBOLS
-from dpfl.planning.plan import NAMES, Plan, Point, counted
+from dpfl.planning.task import NAMES, Point, counted
 from dpfl.report.plan import draw
 from dpfl.run_folder import write_json
 
@@ -45,8 +46,7 @@ def _measure(plan: Plan) -> str:
 def _table(name: str, plan: Plan) -> str:
     """Return the bound along one number, the others as planned: two short lines."""
     centre = plan.bounds_answer or plan.best
-    system_rounds = plan.system.rounds if plan.method == "bound" else centre.rounds
-    here = {"rounds": system_rounds, "local_steps": centre.local_steps, "cohort": centre.cohort}
+    here = {"rounds": centre.rounds, "local_steps": centre.local_steps, "cohort": centre.cohort}
     line = [point for point in plan.curve if all(getattr(point, key) == here[key] for key in NAMES if key != name)]
     if len(line) < 2:
         return ""
@@ -63,10 +63,14 @@ def _pilot_table(plan: Plan) -> str:
         return ""
     shown = plan.tried[:6]
     keys = [key for key in shown[0] if key not in ("loss", "standard_error", "trials")]
-    rows = [[NAMES.get(key, key), *(f"{one[key]:g}" for one in shown)] for key in keys]
+    rows = [[NAMES.get(key, key), *(_value(one[key]) for one in shown)] for key in keys]
     rows.append(["pilot's loss", *("diverged" if one["loss"] is None else f"{one['loss']:.4g}" for one in shown)])
     rows.append(["  ±", *("–" if one["standard_error"] is None else f"{one['standard_error']:.2g}" for one in shown)])
     return _columns(*rows)
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)
 
 
 def _columns(*rows: Sequence[str]) -> str:
@@ -124,12 +128,12 @@ def _indented(block: str) -> str:
 
 def save(plan: Plan, config: Config, folder: Path, check: Check | None = None) -> None:
     """Keep a plan: its numbers, a plot, the constants, and a config that `dpfl run` takes."""
-    run_folder.make(folder)
     plain = plan.to_dict() | ({} if check is None else {"check": check.to_dict()})
-    write_json(folder, "plan.json", plain)
-    draw(plain, folder / "plan.png")
+    run_folder.make(folder)
+    write_json(folder, run_folder.PLAN, plain)
+    draw(plain, folder / run_folder.PLAN_PLOT)
     if plan.constants is not None:
-        (folder / "constants.toml").write_text(plan.constants.to_toml(), encoding="utf-8")
+        (folder / run_folder.CONSTANTS).write_text(plan.constants.to_toml(), encoding="utf-8")
     planned = Config(plan.system, config.settings)
     if not (folder / run_folder.CONFIG).exists():  # that of a finished run is its own
         (folder / run_folder.CONFIG).write_text(planned.to_toml(), encoding="utf-8")

@@ -23,10 +23,11 @@ from dpfl.errors import BadInput, require_positive, suggestion
 from dpfl.federation import Records, Schedule
 from dpfl.orders import Gaussian, Laplace, Order, Poisson, Question, RecordClip
 from dpfl.planning.bounds import Facts, Form, orders_of
+from dpfl.planning.by_bound import Plan, noise_of, plan_by_bound
 from dpfl.planning.constants import Constants
-from dpfl.planning.plan import NAMES, PLANNERS, Plan, Task, noise_of, plan
 from dpfl.planning.search import ladder
 from dpfl.planning.stand_in import StandIn, stand_in
+from dpfl.planning.task import NAMES, PLANNERS, Task
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
 from dpfl.server.evaluation import evaluate
@@ -309,7 +310,7 @@ class _OnPublicRecords:
         return self.system.adapt(state, replace(feedback, answers=asked))
 
 
-def pilot_plan(
+def plan_by_pilot(
     task: Task,
     *,
     chooses: Sequence[str],
@@ -324,7 +325,7 @@ def pilot_plan(
     bound, void = None, f"There is no bound for {task.system.name}: its paper gives none."
     if task.system.name in PLANNERS:
         try:
-            bound = plan(task, form=form, constants=constants)
+            bound = plan_by_bound(task, form=form, constants=constants)
         except BadInput as refusal:
             void = f"The bound says nothing here: {refusal}."
     answer = None if bound is None else _numbers(task, bound, chooses)

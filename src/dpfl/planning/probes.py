@@ -26,7 +26,7 @@ from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams, layer_randomness
 
 _RECORDS = 600  # looked at in all
-_CLIENTS = 10  # looked at one by one
+_CLIENTS = 12  # looked at one by one
 _STEPS = 100  # of the descent
 _SEARCH = 100  # steps towards a least loss
 _LANCZOS = 32  # directions, where the model has more

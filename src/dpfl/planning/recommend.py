@@ -5,6 +5,7 @@ who read the models it sends out. NbAFL promises nothing against a server unless
 """
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -15,8 +16,9 @@ from dpfl.config import Config, Settings
 from dpfl.errors import BadInput, require_one_of
 from dpfl.federation import Federation
 from dpfl.planning.bounds import round_noise
-from dpfl.planning.pilot import pilot_plan
-from dpfl.planning.plan import NUMBERS, PLANNERS, Plan, Task, counted, plan
+from dpfl.planning.by_bound import Plan, plan_by_bound
+from dpfl.planning.pilot import plan_by_pilot
+from dpfl.planning.task import NUMBERS, PLANNERS, Task, counted
 from dpfl.privacy.budget import Observer
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, SYSTEMS, PrivateSystem
@@ -159,12 +161,14 @@ class _Judge:
     def verdict(self, name: str, config: Config) -> Verdict:
         try:
             task = self._fair(self._task(config))
-            found = self._plan(task)
+            ends = time.perf_counter() + self.seconds
+            found = self._plan(task, 0.7 * self.seconds)
             spent = found.certificate.observers[self.against].epsilon
-            if spent is None or abs(spent / self.target - 1) > 0.02:  # the numbers moved what is seen
-                task = replace(self._fair(replace(task, config=replace(task.config, system=found.system))),
-                               fixed=frozenset(NUMBERS))  # fmt: skip
-                found = self._plan(task)
+            if spent is None or not 0.98 <= spent / self.target <= 1:  # the numbers moved what is seen
+                again = self._fair(replace(task, config=replace(task.config, system=found.system)))
+                if again.system != found.system:
+                    task = replace(again, fixed=frozenset(NUMBERS))
+                    found = self._plan(task, max(ends - time.perf_counter(), 0.3 * self.seconds), settled=True)
         except BadInput as refusal:
             return Verdict(name, None, math.inf, None, (f"It cannot be planned for this problem: {refusal}.",))
         if found.method == "bound":
@@ -197,19 +201,20 @@ class _Judge:
         )
         return replace(task, config=replace(task.config, system=fair))
 
-    def _plan(self, task: Task) -> Plan:
+    def _plan(self, task: Task, seconds: float, *, settled: bool = False) -> Plan:
+        """Plan within the time; `settled`: only the claim is new, and the rest stays as it was chosen."""
         if self.method == "bound":
-            return plan(task)
+            return plan_by_bound(task)
         system = task.system
-        chooses = PLANNERS[system.name].chooses if system.name in PLANNERS else ("rounds",)
+        chooses = task.chooses
         search: dict[str, list[float]] = {}
-        if "lr" not in self.given and system.lr is not None:
+        if not settled and "lr" not in self.given and system.lr is not None:
             search["lr"] = [factor * system.lr for factor in _RATES]
         if isinstance(system, ALIDPFL):  # it adapts its steps itself; its noise is what decides how many it can pay for
             chooses = ()
-            if "noise_multiplier" not in self.given:
+            if not settled and "noise_multiplier" not in self.given:
                 search["noise_multiplier"] = [factor * system.noise_multiplier for factor in _NOISES]
-        return pilot_plan(task, chooses=chooses, search=search, time_limit=self.seconds, on_trial=self.on_trial)
+        return plan_by_pilot(task, chooses=chooses, search=search, time_limit=seconds, on_trial=self.on_trial)
 
     def _reasons(self, task: Task, found: Plan) -> list[str]:
         system, certificate = found.system, found.certificate

@@ -2,46 +2,25 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
 from dpfl.comparison import rehearse
-from dpfl.config import Config
-from dpfl.errors import BadInput, require_count
-from dpfl.federation import Federation
-from dpfl.models import Model, build, default_model
+from dpfl.errors import BadInput
+from dpfl.models import Model
 from dpfl.orders import Laplace
-from dpfl.planning import ali_dpfl, dp_fedavg, fedsgd_dpc, nbafl, udp
+from dpfl.planning import ali_dpfl
 from dpfl.planning.bounds import Facts, Form, Planner, Void, begun, first_orders, orders_of
 from dpfl.planning.constants import Constants
 from dpfl.planning.probes import estimate
 from dpfl.planning.search import Numbers, around, least
 from dpfl.planning.stand_in import stand_in
+from dpfl.planning.task import NAMES, NUMBERS, PLANNERS, Point, Task
 from dpfl.privacy.certificate import Certificate, finite
 from dpfl.streams import Streams
-from dpfl.systems import ALIDPFL, NbAFL, PrivateSystem
-
-PLANNERS: dict[str, Planner] = {
-    "dp-fedavg": dp_fedavg.PLANNER,
-    "udp": udp.PLANNER,
-    "nbafl": nbafl.PLANNER,
-    "ali-dpfl": ali_dpfl.PLANNER,
-    "fedsgd-dpc": fedsgd_dpc.PLANNER,
-}
-NUMBERS = ("rounds", "local_steps", "cohort")
-_MOST_LOCAL_STEPS = 100
-
-
-@dataclass(frozen=True)
-class Point:
-    """The bound (or a pilot's mean loss) at some numbers; None where it says nothing."""
-
-    rounds: int
-    local_steps: int
-    cohort: int
-    bound: float | None
+from dpfl.systems import ALIDPFL, PrivateSystem
 
 
 @dataclass(frozen=True)
@@ -108,126 +87,6 @@ class Plan:
         }
 
 
-@dataclass(frozen=True)
-class Task:
-    """What is to be planned: a config, the numbers in it that are given, and how far the others may go."""
-
-    config: Config
-    federation: Federation
-    fixed: frozenset[str] = frozenset()
-    most_rounds: int = 300
-    total_steps: int | None = None  # of dp-fedavg: then its rounds follow from its local steps
-    all_overheard: bool = False  # of nbafl: whether all uploads count as overheard, as they are by the server
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.config.system, PrivateSystem):
-            raise BadInput(
-                f"system must be one that spends a privacy budget, was {self.config.system.name!r}, which adds no noise"
-                f" to be planned; choose one of {', '.join(PLANNERS)}"
-            )
-        require_count("max_rounds", self.most_rounds, "allow at least one round")
-        if isinstance(self.system, NbAFL) and self.system.exposures > self.most_rounds:
-            raise BadInput(
-                f"max_rounds must be at least the {self.system.exposures} exposures, was {self.most_rounds}: nobody"
-                " hears more uploads than there are rounds; raise it, or lower exposures"
-            )
-        if self.total_steps is not None:
-            require_count("total_steps", self.total_steps, "allow at least one step")
-            if self.system.name != "dp-fedavg":
-                raise BadInput(
-                    f"total_steps must be left out for {self.system.name}, was {self.total_steps}: only dp-fedavg"
-                    " shares a number of steps out among rounds; leave it out, or limit --max-rounds"
-                )
-            if "rounds" in self.fixed:
-                raise BadInput(
-                    f"rounds must be left out where total_steps is given, was {self.system.rounds}: they follow from"
-                    " the local steps; leave one of the two out"
-                )
-
-    @property
-    def system(self) -> PrivateSystem[Any]:
-        """Return the system as it was given."""
-        system = self.config.system
-        assert isinstance(system, PrivateSystem)
-        return system
-
-    @property
-    def clients(self) -> int:
-        """Return how many clients there are."""
-        return len(self.federation.clients)
-
-    def model(self) -> Model:
-        """Return the model that the run would begin with."""
-        settings = self.config.settings
-        name = settings.model or default_model(self.federation.name, self.federation.classes)
-        rng = Streams(settings.seed).generator("model")
-        return build(name, shape=self.federation.shape, classes=self.federation.classes, rng=rng)
-
-    def facts(self, model: Model) -> Facts:
-        """Return what bounds take."""
-        return Facts(self.federation.sizes, model.dim, Streams(self.config.settings.seed))
-
-    def ranges(self, chooses: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Return between which numbers each one may be chosen that is not given."""
-        own = {one.name for one in fields(self.system)}
-        limits = {
-            "rounds": (1 if self.all_overheard else getattr(self.system, "exposures", 1), self.most_rounds),
-            "local_steps": (1, min(self.total_steps or _MOST_LOCAL_STEPS, _MOST_LOCAL_STEPS)),
-            "cohort": (1, self.clients),
-        }
-        free = [name for name in chooses if name in own and name not in self.fixed]
-        if self.total_steps is not None:
-            free = [name for name in free if name != "rounds"]
-        return {name: limits[name] for name in free}
-
-    def chosen(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options that these numbers are to the system; all clients a round are no cohort at all."""
-        chosen: dict[str, Any] = dict(numbers)
-        if self.total_steps is not None:
-            local = chosen.get("local_steps", getattr(self.system, "local_steps", 1))
-            chosen.setdefault("rounds", max(1, round(self.total_steps / local)))
-        if chosen.get("cohort") == self.clients:
-            chosen["cohort"] = None
-        if self.all_overheard and isinstance(self.system, NbAFL):
-            chosen["exposures"] = chosen.get("rounds", self.system.rounds)
-        return chosen
-
-    def at(self, numbers: Mapping[str, Any]) -> PrivateSystem[Any]:
-        """Return the system with these numbers."""
-        return replace(self.system, **self.chosen(numbers))
-
-    def with_whole_turns(self, grid: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the grid with whole turns beside it: rounds after which everybody was asked equally often.
-
-        Clients that are asked in turn need noise for the answers that they give, and one round more than a whole turn
-        makes some of them give another.
-        """
-        if self.system.scheduling != "round-robin" or "rounds" not in self.ranges(("rounds",)):
-            return list(grid)
-        low, high = self.ranges(("rounds",))["rounds"]
-        found = list(grid)
-        for one in grid:
-            turn = self.clients / (one.get("cohort", self.system.cohort) or self.clients)
-            if turn > 1 and "rounds" in one:
-                turns = max(1, round(one["rounds"] / turn))
-                found.append({**one, "rounds": min(max(math.floor(turns * turn), low), high)})
-        return [one for at, one in enumerate(found) if one not in found[:at]]
-
-    def point(self, system: PrivateSystem[Any], bound: float | None) -> Point:
-        """Return the numbers of a system with its bound."""
-        local = getattr(system, "local_steps", 1)
-        return Point(system.rounds, local, system.cohort or self.clients, bound)
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number of things in words.
-
-    >>> counted(1, "round"), counted(20, "client")
-    ('1 round', '20 clients')
-    """
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def known_constants(task: Task, model: Model, given: Constants, needs: Sequence[str]) -> Constants:
     """Return the given constants, those that are missing estimated on the public split."""
     if not set(needs) & set(given.missing):
@@ -240,7 +99,7 @@ def known_constants(task: Task, model: Model, given: Constants, needs: Sequence[
     return found.overridden(known)
 
 
-def plan(task: Task, *, form: Form = "general", constants: Constants | None = None) -> Plan:
+def plan_by_bound(task: Task, *, form: Form = "general", constants: Constants | None = None) -> Plan:
     """Choose the numbers at which the bound of the system's paper is least.
 
     constants: those that are known already; what is missing is estimated on the public split.
@@ -259,9 +118,6 @@ def plan(task: Task, *, form: Form = "general", constants: Constants | None = No
     best, values = search(task, planner, facts, known, form)
     system, bound = task.at(best), values(**best)
     chosen = task.point(system, bound)
-    if isinstance(system, ALIDPFL):  # it ends where no step is left to pay for
-        most = ali_dpfl.affordable(system, facts)
-        chosen = replace(chosen, rounds=min(chosen.rounds, math.ceil(most / chosen.local_steps)))
     papers = None
     try:
         other, others = search(task, planner, facts, known, "paper")
@@ -305,11 +161,8 @@ def search(task: Task, planner: Planner, facts: Facts, constants: Constants, for
         ranges["local_steps"] = (1, max(1, math.ceil(most / task.system.rounds)))
     best = least(lambda numbers: value(**numbers), ranges, beside=task.with_whole_turns)
     if not math.isfinite(value(**best)):
-        raise (
-            refusals[0]
-            if refusals
-            else Void(f"the bound of {task.system.name} must be finite somewhere, was not; correct the constants")
-        )
+        planner.bound(task.at({}), facts, constants, form)  # says what is wrong with the numbers as they were given
+        raise refusals[0]
     return best, value
 
 
@@ -342,9 +195,6 @@ def _curve(task: Task, planner: Planner, best: Numbers, values: Any) -> tuple[Po
     return tuple(sorted(points.values(), key=lambda point: (point.rounds, point.local_steps, point.cohort)))
 
 
-NAMES = {"rounds": "rounds", "local_steps": "local steps a round", "cohort": "clients a round"}
-
-
 def _why(
     task: Task, planner: Planner, facts: Facts, constants: Constants, form: Form, best: Numbers, values: Any
 ) -> tuple[str, ...]:
@@ -356,7 +206,7 @@ def _why(
     ranges = task.ranges(planner.chooses)
     for name, number in best.items():
         last = ranges[name][1]
-        fewer, more = max(1, number // 2), min(2 * number, last)
+        fewer, more = max(ranges[name][0], number // 2), min(2 * number, last)
         less, much = values(**{**best, name: fewer}), values(**{**best, name: more})
         sentences.append(_sentence(name, number, last, fewer, less, more, much))
     if system.cohort is not None and "cohort" not in best:
@@ -381,6 +231,8 @@ def _why(
 
 def _sentence(name: str, number: int, last: int, fewer: int, less: float, more: int, much: float) -> str:
     what = NAMES[name]
+    if fewer == number == last:
+        return f"There is no choice of {what}: {number}."
     if number == last:
         limit = "clients" if name == "cohort" else f"{what} that are allowed"
         return f"All {number} {limit} are worth having: the bound {_says(less)} with {fewer}."
