@@ -14,9 +14,10 @@ from dpfl.federation import Federation
 from dpfl.models import Loss
 from dpfl.planning.bounds import Facts, Form, Void
 from dpfl.planning.by_bound import Plan, plan_by_bound
+from dpfl.planning.by_pilot import plan_by_pilot
 from dpfl.planning.check import Check, check
 from dpfl.planning.constants import Constants, read
-from dpfl.planning.pilot import OnTrial, plan_by_pilot
+from dpfl.planning.pilot import OnTrial
 from dpfl.planning.probes import estimate
 from dpfl.planning.recommend import Recommendation, recommend
 from dpfl.planning.task import NUMBERS, PLANNERS, Task

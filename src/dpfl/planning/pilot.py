@@ -18,16 +18,13 @@ import torch
 
 from dpfl.clients.dense import is_dense
 from dpfl.clients.reference import ReferenceClients
-from dpfl.comparison import rehearse
 from dpfl.errors import BadInput, require_positive, suggestion
 from dpfl.federation import Records, Schedule
 from dpfl.orders import Gaussian, Laplace, Order, Poisson, Question, RecordClip
-from dpfl.planning.bounds import Facts, Form, orders_of
-from dpfl.planning.by_bound import Plan, noise_of, plan_by_bound
-from dpfl.planning.constants import Constants
+from dpfl.planning.bounds import Facts, orders_of
 from dpfl.planning.search import ladder
 from dpfl.planning.stand_in import StandIn, stand_in
-from dpfl.planning.task import NAMES, PLANNERS, Task
+from dpfl.planning.task import Task
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
 from dpfl.server.evaluation import evaluate
@@ -308,95 +305,3 @@ class _OnPublicRecords:
         """Let the system adapt, its questions answered on public records."""
         asked = self.clients.answer(self.system.questions, self.before, feedback.uploads, state.model)
         return self.system.adapt(state, replace(feedback, answers=asked))
-
-
-def plan_by_pilot(
-    task: Task,
-    *,
-    chooses: Sequence[str],
-    form: Form = "general",
-    constants: Constants | None = None,
-    search: Mapping[str, Sequence[Any]] | None = None,
-    time_limit: float = 120.0,
-    on_trial: OnTrial | None = None,
-) -> Plan:
-    """Choose the numbers by a pilot, with the answer of the bound, if it has one, beside it."""
-    started = time.perf_counter()
-    bound, void = None, f"There is no bound for {task.system.name}: its paper gives none."
-    if task.system.name in PLANNERS:
-        try:
-            bound = plan_by_bound(task, form=form, constants=constants)
-        except BadInput as refusal:
-            void = f"The bound says nothing here: {refusal}."
-    answer = None if bound is None else _numbers(task, bound, chooses)
-    found = pilot(task, chooses, search=search, start=answer, time_limit=time_limit, on_trial=on_trial)
-    system = task.at(found.best.options)
-    facts = task.facts(task.model())
-    return Plan(
-        system=system,
-        options=task.chosen(found.best.options),
-        method="pilot",
-        form=form,
-        best=task.point(system, None),
-        of="loss" if bound is None else bound.of,
-        in_loss=None,
-        curve=() if bound is None else bound.curve,
-        papers=None if bound is None else bound.papers,
-        constants=None if bound is None else bound.constants,
-        noise=noise_of(system, facts),
-        certificate=rehearse(system, task.federation.sizes, facts.streams),
-        why=(*_reasons(found), void if bound is None else _beside_the_bound(bound, answer, found)),
-        seconds=time.perf_counter() - started,
-        tried=tuple(one.to_dict() for one in found.ranked),
-        bounds_answer=None if bound is None else bound.best,
-    )
-
-
-def _numbers(task: Task, bound: Plan, chooses: Sequence[str]) -> dict[str, int]:
-    return {name: int(getattr(bound.system, name) or task.clients) for name in task.ranges(chooses)}
-
-
-def _reasons(found: Outcome) -> list[str]:
-    best, trials = found.best, sum(len(one.losses) for one in found.ranked)
-    sentences = [
-        f"Tried on {found.source} with the noise of the real problem: {len(found.ranked)} candidates, {trials}"
-        f" trainings in {found.seconds:.0f} s.",
-        f"The chosen one reached a loss of {_loss(best)} on other public records"
-        + (f", the next best ({_named(found.ranked[1])}) {_loss(found.ranked[1])}." if len(found.ranked) > 1 else "."),
-    ]
-    for name, number in best.options.items():
-        alike = [one for one in found.ranked if all(one.options[k] == v for k, v in best.options.items() if k != name)]
-        sides = [
-            min((one for one in alike if one.options[name] < number), key=lambda one: -one.options[name], default=None),
-            min((one for one in alike if one.options[name] > number), key=lambda one: one.options[name], default=None),
-        ] if isinstance(number, int) else []  # fmt: skip
-        near = [f"{_loss(one)} with {one.options[name]}" for one in sides if one is not None]
-        if near:
-            sentences.append(f"With other {NAMES.get(name, name)} than {number} it was {' and '.join(near)}.")
-    if best.mean >= found.untrained:
-        sentences.append(
-            f"The untrained model has a loss of {found.untrained:.4g}, no worse than the best candidate: at this budget"
-            " training does not pay; raise ε, find more clients or records, or lower clip or lr."
-        )
-    if found.untried:
-        sentences.append(
-            f"{found.untried} costlier candidates were not tried within the time limit; raise it to try them too."
-        )
-    return sentences
-
-
-def _beside_the_bound(bound: Plan, answer: Mapping[str, int] | None, found: Outcome) -> str:
-    there = ", ".join(f"{name} = {value}" for name, value in (answer or {}).items())
-    tried = next((one for one in found.ranked if dict(answer or {}).items() <= one.options.items()), None)
-    measured = f", which the pilot measured at {_loss(tried)}" if tried is not None else ""
-    return f"The bound alone would choose {there}{measured}."
-
-
-def _named(one: Trials) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in one.options.items())
-
-
-def _loss(one: Trials) -> str:
-    if not math.isfinite(one.mean):
-        return "no end (it diverged)"
-    return f"{one.mean:.4g}" + (f" ± {one.error:.2g}" if one.error is not None else "")

@@ -17,7 +17,7 @@ from dpfl.errors import BadInput, require_one_of
 from dpfl.federation import Federation
 from dpfl.planning.bounds import round_noise
 from dpfl.planning.by_bound import Plan, plan_by_bound
-from dpfl.planning.pilot import plan_by_pilot
+from dpfl.planning.by_pilot import plan_by_pilot
 from dpfl.planning.task import NUMBERS, PLANNERS, Task, counted
 from dpfl.privacy.budget import Observer
 from dpfl.streams import Streams
