@@ -8,6 +8,7 @@ are not printed). By its Theorem 2 over the integer orders 2 to 256 they are 78 
 
 import pytest
 
+from dpfl.planning import ali_dpfl
 from dpfl.privacy.accounting import Mechanism, most_steps, tight
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.claims import ali_total_steps
@@ -27,3 +28,12 @@ def test_by_the_papers_accounting(epsilon: float, steps: int) -> None:
 @pytest.mark.parametrize(("epsilon", "steps"), TIGHT.items())
 def test_by_privacy_loss_distributions(epsilon: float, steps: int) -> None:
     assert most_steps(tight, STEP, Budget(epsilon, 1e-5)) == steps
+
+
+@pytest.mark.parametrize("epsilon", [1.55, 5.25])
+def test_the_planners_count_is_the_same(epsilon: float) -> None:
+    found = [
+        ali_dpfl.total_steps(sampling_rate=0.015, noise_multiplier=1.1, epsilon=epsilon, delta=1e-5, calibration=how)
+        for how in ("paper", "tight")
+    ]
+    assert found == [PAPER[epsilon], TIGHT[epsilon]]

@@ -11,6 +11,9 @@ from functools import lru_cache
 
 from dpfl.planning.bounds import Facts, Form, Planner, begun, require_convex
 from dpfl.planning.constants import Constants
+from dpfl.privacy.accounting import Mechanism, most_steps, tight
+from dpfl.privacy.budget import Budget, Calibration
+from dpfl.privacy.claims import ali_total_steps
 from dpfl.systems import ALIDPFL
 from dpfl.systems.ali_dpfl import ALIState, optimal_local_steps
 
@@ -28,6 +31,21 @@ def bound(
 def papers_variance(*, noise_multiplier: float, clip: float, dim: int, batch: float) -> float:
     """Return σ²C²d/B̂², which the paper takes for a client's noise and for that of the average alike."""
     return (noise_multiplier * clip / batch) ** 2 * dim
+
+
+def total_steps(
+    *, sampling_rate: float, noise_multiplier: float, epsilon: float, delta: float, calibration: Calibration = "tight"
+) -> int:
+    """Return R_c, the most local steps within (ε, δ): exactly, or as the paper counts (Algorithm 3, rounded down).
+
+    >>> total_steps(sampling_rate=0.015, noise_multiplier=1.1, epsilon=1.55, delta=1e-5, calibration="paper")
+    78
+    """
+    if calibration == "paper":
+        return ali_total_steps(
+            sampling_rate=sampling_rate, noise_multiplier=noise_multiplier, epsilon=epsilon, delta=delta
+        )
+    return most_steps(tight, Mechanism("gaussian", noise_multiplier, sampling_rate), Budget(epsilon, delta))
 
 
 def predicted(system: ALIDPFL, facts: Facts, constants: Constants, form: Form) -> float:
@@ -85,4 +103,4 @@ PLANNER = Planner(
     of="loss",
 )
 
-__all__ = ["PLANNER", "affordable", "bound", "optimal_local_steps", "papers_variance", "predicted"]
+__all__ = ["PLANNER", "affordable", "bound", "optimal_local_steps", "papers_variance", "predicted", "total_steps"]
