@@ -6,14 +6,13 @@ neither knows is refused. Writing is done here because the standard library only
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from dpfl.errors import BadInput, choose, require_count, suggestion
-from dpfl.options import fit_fields
+from dpfl.options import fit_fields, read_toml
 from dpfl.systems import SYSTEMS, System
 
 
@@ -87,14 +86,7 @@ def parse(table: Mapping[str, Any]) -> Config:
 
 def read(path: Path) -> dict[str, Any]:
     """Read a config file into a flat table, without judging its keys yet."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise BadInput(
-            f"config must be a readable file, was {str(path)!r} ({problem.strerror}); check the path"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise BadInput(f"config must be TOML, but {str(path)!r} is not: {problem}; mend it") from None
+    return read_toml("config", path)
 
 
 def _toml(value: Any) -> str:

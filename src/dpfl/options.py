@@ -8,6 +8,7 @@ import re
 import tomllib
 from dataclasses import fields
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -70,3 +71,15 @@ def literal(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         # TOML wants digits on both sides of a point; people do not.
         return float(text) if re.fullmatch(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?", text) else text
+
+
+def read_toml(field: str, path: Path) -> dict[str, Any]:
+    """Read a TOML file, or say what is wrong with it under the name of the field that it was given for."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise BadInput(
+            f"{field} must be a readable file, was {str(path)!r} ({problem.strerror}); check the path"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise BadInput(f"{field} must be TOML, but {str(path)!r} is not: {problem}; mend it") from None

@@ -6,13 +6,13 @@ too (`lambda`, `L` and `rho` are the smoothness).
 
 import json
 import sys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from dpfl.errors import BadInput, suggestion
+from dpfl.options import read_toml
 
 
 @dataclass(frozen=True)
@@ -119,14 +119,7 @@ assert list(SYMBOLS) == [one.name for one in fields(Constants) if one.name not i
 
 def read(path: Path) -> Constants:
     """Read a constants file; what it leaves out stays unknown."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise BadInput(
-            f"constants must be a readable file, was {str(path)!r} ({problem.strerror}); check the path"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise BadInput(f"constants must be TOML, but {str(path)!r} is not: {problem}; mend it") from None
+    table = read_toml("constants", path)
     source = str(table.pop("source", f"given in {path.name}"))
     return Constants(source=source).overridden(table, f"given in {path.name}")
 
