@@ -37,10 +37,20 @@ def text(plan: Plan, clients: int, check: Check | None = None) -> str:
 def _measure(plan: Plan) -> str:
     if plan.method == "pilot" or plan.best.bound is None:
         return "chosen by a pilot on public records"
-    if plan.of == "loss":
-        return f"bound on the loss above its least value: {plan.best.bound:.4g} ({plan.form} form)"
-    in_loss = f", at most {plan.in_loss:.4g} in loss" if plan.in_loss is not None else ""
-    return f"bound on the squared distance from the optimum: {plan.best.bound:.4g}{in_loss} ({plan.form} form)"
+    what, in_loss = "the loss above its least value", ""
+    if plan.of == "distance":
+        what, in_loss = "the squared distance from the optimum", f", at most {plan.in_loss:.4g} in loss"
+    return f"bound on {what}: {plan.best.bound:.4g}{in_loss} ({plan.form} form){_as_printed(plan)}"
+
+
+def _as_printed(plan: Plan) -> str:
+    """Say what the bound as its paper prints it would choose, where that is something else."""
+    best, papers = plan.best, plan.papers
+    if plan.form == "paper" or papers is None:
+        return ""
+    numbers = {name: getattr(papers, name) for name in NAMES if getattr(papers, name) != getattr(best, name)}
+    chosen = ", ".join(f"{number} {NAMES[name]}" for name, number in numbers.items())
+    return f"\nas its paper prints it, the bound would choose {chosen}" if chosen else ""
 
 
 def _table(name: str, plan: Plan) -> str:
