@@ -153,7 +153,8 @@ def train(
     public = validation if len(validation) else test
     with layer_randomness(streams.generator("probe"), target):
         learner.check(public.x, public.y)
-        vectorised, dense = learner.vectorises(public.x, public.y), is_dense(learner, public.x, public.y)
+        dense = is_dense(learner, public.x, public.y)
+        vectorised = dense or learner.vectorises(public.x, public.y)  # outer products need no other gradients
     records = tuple(records.to(target) for records in federation.clients)
     clients = ReferenceClients(learner, records, streams, vectorised=vectorised, dense=dense)
     problem = Problem(federation.sizes, learner.dim, Schedule(system.cohorts(len(federation.clients)), streams))

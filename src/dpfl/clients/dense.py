@@ -7,6 +7,7 @@ at about the price of plain training, where forming every gradient costs some fo
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,36 +52,52 @@ def is_dense(model: Model, x: Tensor, y: Tensor) -> bool:
     return torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5 * bound.clip_norm)
 
 
+class _Layer(NamedTuple):
+    """What a layer adds to the records' gradients: the outer products of `deltas` and `inputs`, row by row."""
+
+    name: str
+    inputs: Tensor  # [B, in]
+    deltas: Tensor  # [B, out], derivatives of each record's loss by the layer's outputs
+    biased: bool
+
+
 def sum_of_clipped_dense(model: Model, weights: Tensor, x: Tensor, y: Tensor, bound: RecordClip) -> Tensor:
     """Clip the gradient of each record [B, ...] and return the sum [d]. The model must be one that `is_dense`."""
+    layers = _differentiated(model, weights, x, y)
+    lengths = _lengths(layers, bound.norm)
+    finite = torch.isfinite(lengths)  # a gradient that cannot be scaled counts as zero, as in `clipping`
+    scales = torch.where(lengths > bound.clip_norm, bound.clip_norm / lengths, 1.0)[finite].to(weights.dtype)
+    sums: dict[str, Tensor] = {}
+    for name, inputs, deltas, biased in layers:
+        if not finite.all():
+            inputs, deltas = inputs[finite], deltas[finite]
+        scaled = deltas * scales[:, None]
+        sums[_named(name, "weight")] = scaled.T @ inputs
+        if biased:
+            sums[_named(name, "bias")] = scaled.sum(dim=0)
+    return torch.cat([sums[name].flatten() for name in model.split(weights)])
+
+
+def record_lengths_dense(model: Model, weights: Tensor, x: Tensor, y: Tensor, norm: Norm) -> Tensor:
+    """Return the norm of each record's gradient [B], before any clip. The model must be one that `is_dense`."""
+    return _lengths(_differentiated(model, weights, x, y), norm)
+
+
+def _differentiated(model: Model, weights: Tensor, x: Tensor, y: Tensor) -> list[_Layer]:
     leaves = {name: p.detach().requires_grad_() for name, p in model.split(weights).items()}
     with _watched(_layers(model)) as seen:
         total = model.mean_loss(leaves, x, y) * len(x)
     # Row r of a derivative by a layer's outputs is record r's own: records do not mix.
     deltas = torch.autograd.grad(total, [outputs for _, _, outputs in seen])
-    inputs = [layer_inputs.detach() for _, layer_inputs, _ in seen]
-    biased = [_named(name, "bias") in leaves for name, _, _ in seen]
-
-    lengths = _lengths(inputs, list(deltas), biased, bound.norm)
-    finite = torch.isfinite(lengths)  # a gradient that cannot be scaled counts as zero, as in `clipping`
-    scales = torch.where(lengths > bound.clip_norm, bound.clip_norm / lengths, 1.0)[finite].to(weights.dtype)
-    sums: dict[str, Tensor] = {}
-    for (name, _, _), layer_inputs, delta, has_bias in zip(seen, inputs, deltas, biased, strict=True):
-        if not finite.all():
-            layer_inputs, delta = layer_inputs[finite], delta[finite]
-        scaled = delta * scales[:, None]
-        sums[_named(name, "weight")] = scaled.T @ layer_inputs
-        if has_bias:
-            sums[_named(name, "bias")] = scaled.sum(dim=0)
-    return torch.cat([sums[name].flatten() for name in leaves])
-
-
-def _lengths(inputs: list[Tensor], deltas: list[Tensor], biased: list[bool], norm: Norm) -> Tensor:
-    """Return the norm of each record's gradient over all layers [B]: a bias is a weight whose input is 1."""
-    layers = zip(inputs, deltas, biased, strict=True)
-    parts = [
-        _powers(delta, norm) * (_powers(layer_inputs, norm) + has_bias) for layer_inputs, delta, has_bias in layers
+    return [
+        _Layer(name, inputs.detach(), delta, _named(name, "bias") in leaves)
+        for (name, inputs, _), delta in zip(seen, deltas, strict=True)
     ]
+
+
+def _lengths(layers: list[_Layer], norm: Norm) -> Tensor:
+    """Return the norm of each record's gradient over all layers [B]: a bias is a weight whose input is 1."""
+    parts = [_powers(layer.deltas, norm) * (_powers(layer.inputs, norm) + layer.biased) for layer in layers]
     total = torch.stack(parts).sum(dim=0)
     return total if norm == 1 else total.sqrt()
 

@@ -158,9 +158,8 @@ def build(name: str, *, shape: Shape, classes: int | None, rng: Generator) -> Mo
             f"model {name!r} must be given images of at least {side}×{side} pixels, was given records of shape"
             f" {list(shape)}; use softmax or mlp"
         )
-    with torch.device("meta"):
+    with torch.random.fork_rng(devices=[]):  # torch fills the weights too, and nobody shall notice
         module = architecture.build(shape, classes or 1)
-    module.to_empty(device="cpu")
     _fill(module, rng)
     return Model(module, architecture.loss, classify=architecture.classify, ridge=architecture.ridge, name=name)
 

@@ -151,8 +151,11 @@ def terms_of(system: NbAFL, clients: int, cohort: int, constants: Constants) -> 
     found = terms(system.proximal)
     if 0 <= found.contraction < 1:
         return found
-    pulls = [float(f"{pull:.3g}") for pull in np.geomspace(1e-6, 1e12, 4000)]  # as they will be named
+    pulls = [float(f"{pull:.3g}") for pull in np.geomspace(1e-6, 1e12, 360)]  # as they will be named
     mends = [pull for pull in pulls if 0 <= terms(pull).contraction < 1]
+    if mends:  # nearer to the least that suffices
+        nearer = [float(f"{pull:.3g}") for pull in np.geomspace(mends[0] / 1.2, mends[0], 24)]
+        mends[0] = next(pull for pull in [*nearer, mends[0]] if 0 <= terms(pull).contraction < 1)
     mend = (
         f"set proximal to {mends[0]:g} or more" if mends and mends[-1] > 1e11
         else f"set proximal between {mends[0]:g} and {mends[-1]:g}" if mends

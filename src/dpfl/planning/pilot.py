@@ -181,7 +181,8 @@ class Stage:
         model = task.model()
         few = self.public.held_out.take(torch.arange(min(8, len(self.public.held_out))))
         with layer_randomness(Streams(0).generator("probe"), torch.device("cpu")):
-            self.vectorised, self.dense = model.vectorises(few.x, few.y), is_dense(model, few.x, few.y)
+            self.dense = is_dense(model, few.x, few.y)
+            self.vectorised = self.dense or model.vectorises(few.x, few.y)
 
     def ranked(self) -> list[Trials]:
         """Return what was tried, the best first; what was tried too seldom to be told from luck comes last."""

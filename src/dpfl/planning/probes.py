@@ -8,14 +8,14 @@ for the largest and the least); everything else is read at a few models along th
 import copy
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from dpfl.clients.dense import is_dense
+from dpfl.clients.dense import is_dense, record_lengths_dense, sum_of_clipped_dense
 from dpfl.clients.reference import perform
 from dpfl.errors import BadInput
 from dpfl.federation import Records
@@ -113,9 +113,15 @@ class _Probe:
         paid = Ledger(None, counts, system="probe").charge(dict.fromkeys(range(len(counts)), order))
         self.charged = {one.records: one for one in paid.values()}
         with layer_randomness(self.rng, torch.device("cpu")):
-            self.vectorised = self.model.vectorises(self.pooled.x, self.pooled.y)
             self.dense = is_dense(self.model, self.pooled.x, self.pooled.y)
+            self.vectorised = self.dense or self.model.vectorises(self.pooled.x, self.pooled.y)
         self.model.module.eval()
+        self.clips_clients = False
+        if isinstance(clip, ClientClip):  # where it does not bite, the mean over all records is the same, and quicker
+            start = self.model.weights()
+            steepest = [self.model.gradient(start, one.x, one.y) for one in self.clients]
+            lengths = [float(torch.linalg.vector_norm(one, ord=clip.norm)) for one in steepest]
+            self.clips_clients = max(lengths) > clip.clip_norm
 
     def loss(self, weights: Tensor) -> float:
         with torch.no_grad():
@@ -123,7 +129,7 @@ class _Probe:
 
     def field(self, weights: Tensor, records: Records | None = None) -> Tensor:
         """Return the gradient that training follows: clipped as ordered. Performed by a client, as training is."""
-        if records is None and isinstance(self.clip, ClientClip):  # the mean of what clients clip, not a clipped mean
+        if records is None and self.clips_clients:  # the mean of what clients clip, not a clipped mean
             parts = [len(one) / len(self.pooled) * self.field(weights, one) for one in self.clients]
             return torch.stack(parts).sum(0)
         taken = self.pooled if records is None else records
@@ -141,11 +147,19 @@ class _Probe:
     def record_spread(self, weights: Tensor, records: Records) -> float:
         """Return the mean of ‖g_r − g‖² over some of a client's records, as clipped."""
         rows = max(2, min(len(records), 2**21 // self.model.dim, 64))
-        blocks = self.model.record_gradients(weights, records.x[:rows], records.y[:rows], vectorised=self.vectorised)
-        gradients = torch.cat(blocks, 1)
-        if isinstance(self.clip, RecordClip):
-            norms = torch.linalg.vector_norm(gradients, ord=self.clip.norm, dim=1, keepdim=True)
-            gradients = gradients * torch.clamp(self.clip.clip_norm / norms.clamp_min(1e-300), max=1.0)
+        x, y = records.x[:rows], records.y[:rows]
+        if len(x) == 1:
+            return 0.0
+        clip = self.clip if isinstance(self.clip, RecordClip) else RecordClip(1e300)  # which never bites
+        if self.dense:  # ‖g_r‖² less ‖g‖², without forming a record's gradient
+            lengths = record_lengths_dense(self.model, weights, x, y, clip.norm)
+            scales = torch.clamp(clip.clip_norm / lengths.clamp_min(1e-300), max=1.0)
+            squares = (scales * record_lengths_dense(self.model, weights, x, y, 2)).square().mean()
+            mean = sum_of_clipped_dense(self.model, weights, x, y, clip) / len(x)
+            return max(0.0, float(squares - mean.square().sum()))
+        gradients = torch.cat(self.model.record_gradients(weights, x, y, vectorised=self.vectorised), 1)
+        lengths = torch.linalg.vector_norm(gradients, ord=clip.norm, dim=1, keepdim=True)
+        gradients = gradients * torch.clamp(clip.clip_norm / lengths.clamp_min(1e-300), max=1.0)
         return float((gradients - gradients.mean(0)).square().sum(1).mean())
 
 
@@ -173,21 +187,22 @@ def _descend(probe: _Probe, start: Tensor) -> list[Tensor]:
 
 def _curvature_along(probe: _Probe, at: Tensor) -> float:
     """Return the largest curvature by a few power iterations: enough for a step that goes down."""
-    direction, here = probe.field(at), 0.0
+    here = direction = probe.field(at)
+    curvature = 0.0
     for _ in range(8):
         length = float(direction.norm())
         if length == 0:
-            return here
+            break
         direction = direction / length
-        changed = _difference(probe.field, at, direction)
-        direction, here = changed, float(direction @ changed)
-    return abs(here)
+        changed = _difference(probe, at, here, direction)
+        direction, curvature = changed, float(direction @ changed)
+    return abs(curvature)
 
 
-def _difference(field: Callable[[Tensor], Tensor], at: Tensor, direction: Tensor) -> Tensor:
-    """Return the derivative of the field in a direction, by a central difference."""
+def _difference(probe: _Probe, at: Tensor, here: Tensor, direction: Tensor) -> Tensor:
+    """Return the derivative of the field in a direction, by a difference from its value `here`."""
     h = 1e-4 * max(1.0, float(at.norm()) / math.sqrt(len(at)))
-    return (field(at + h * direction) - field(at - h * direction)) / (2 * h)
+    return (probe.field(at + h * direction) - here) / h
 
 
 def _curvatures(probe: _Probe, at: Tensor, streams: Streams) -> tuple[float, float]:
@@ -199,9 +214,9 @@ def _curvatures(probe: _Probe, at: Tensor, streams: Streams) -> tuple[float, flo
     count = dim if dim <= _COMPLETE else _LANCZOS // probe.thrift
     direction = torch.from_numpy(streams.generator("probe", round=1).standard_gamma(1.0, dim) - 1.0)
     basis, diagonal, beside = [direction / direction.norm()], [], []
-    length = 0.0
+    here, length = probe.field(at), 0.0
     for _ in range(count):
-        changed = _difference(probe.field, at, basis[-1])
+        changed = _difference(probe, at, here, basis[-1])
         diagonal.append(float(changed @ basis[-1]))
         for one in (*basis, *basis):  # twice is enough
             changed = changed - (changed @ one) * one
