@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import prune
 
-from dpfl.clients.dense import is_dense, sum_of_clipped_dense
+from dpfl.clients.dense import is_dense, record_lengths_dense, sum_of_clipped_dense
 from dpfl.clients.reference import ReferenceClients, _sum_of_clipped
 from dpfl.federation import Records
 from dpfl.models import Model, build
 from dpfl.models.architectures import cross_entropy, squared_error
-from dpfl.orders import Order, Poisson, RecordClip
+from dpfl.orders import Norm, Order, Poisson, RecordClip
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams
 
@@ -496,3 +496,15 @@ def test_a_few_records_suffice_to_tell() -> None:
     for count in (1, 2, 20):
         batch = records(count)
         assert is_dense(mlp(), batch.x, batch.y)
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+def test_lengths_are_those_of_the_records_own_gradients(norm: Norm) -> None:
+    streams = Streams(3)
+    model = build("mlp", shape=(1, 6, 6), classes=3, rng=streams.generator("model"))
+    rng = streams.generator("data")
+    x, y = torch.from_numpy(rng.standard_normal((9, 1, 6, 6))).float(), torch.from_numpy(rng.integers(3, size=9))
+    weights = model.weights()
+    alone = torch.stack([model.gradient(weights, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]).double()
+    found = record_lengths_dense(model, weights, x, y, norm)
+    torch.testing.assert_close(found, torch.linalg.vector_norm(alone, ord=norm, dim=1), rtol=1e-5, atol=0.0)
