@@ -8,7 +8,8 @@ for the largest and the least); everything else is read at a few models along th
 import copy
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ _SEARCH = 100  # steps towards a least loss
 _LANCZOS = 32  # directions, where the model has more
 _COMPLETE = 64  # up to this many parameters all directions are taken, and curvatures are exact
 _FLAT = 1e-4  # curvature below this part of the largest is none
+_SMALL = 2**23  # records times parameters below which a second thread costs more than it brings
 _LARGE_MODEL = 50_000  # parameters from which on everything is done a third as often
 
 Clip = RecordClip | ClientClip | ModelClip | None
@@ -44,6 +46,11 @@ def estimate(model: Model, clients: Sequence[Records], *, clip: Clip, streams: S
         gradients as they are).
     """
     probe = _Probe(model, clients, None if isinstance(clip, ModelClip) else clip, streams)
+    with _threads(1 if probe.model.dim * len(probe.pooled) < _SMALL else torch.get_num_threads()):
+        return _estimated(probe, streams, f"{source}, model {model.name}")
+
+
+def _estimated(probe: "_Probe", streams: Streams, source: str) -> Constants:
     start = probe.model.weights()
     path = _descend(probe, start)
     stops = [path[at] for at in sorted({0, 1, 3, 10, 30, len(path) - 1} & set(range(len(path))))]
@@ -91,7 +98,18 @@ def estimate(model: Model, clients: Sequence[Records], *, clip: Clip, streams: S
     values["initial_gap"] = initial_gap
     if not all(math.isfinite(value) for value in values.values()):
         raise BadInput("model must have finite gradients on the public records, had not; check the data's scale")
-    return Constants(**values, source=f"{source}, model {model.name}", notes=notes)
+    return Constants(**values, source=source, notes=notes)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let torch use this many threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Probe:
