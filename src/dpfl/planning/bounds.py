@@ -7,7 +7,7 @@ calibration, and the best numbers move when the accounting improves. `form="pape
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from dpfl.systems import Feedback, PrivateSystem, Problem
 from dpfl.systems.queried import QueriedSystem
 
 Form = Literal["general", "paper"]
+Q = TypeVar("Q", bound=QueriedSystem)
 
 _ROUNDING = 1 + 1e-9  # a number that is exactly at its limit may be rounded to just above it
 
@@ -108,6 +109,11 @@ def contract(start: float, shrinks: ArrayLike, added: ArrayLike) -> float:
     factors = np.asarray(shrinks, float)
     later = np.append(np.cumprod(factors[::-1])[::-1][1:], 1.0)  # Π of the factors after each step
     return float(start * later[0] * factors[0] + (later * np.asarray(added)).sum())
+
+
+def at_unit_rate(system: Q) -> Q:
+    """Return the system with learning rate 1, at which the theorems take their noise."""
+    return replace(system, lr=1.0, lr_gamma=None, strong_convexity=None, smoothness=None)
 
 
 def theorys_rates(system: QueriedSystem, strong_convexity: float, smoothness: float) -> bool:

@@ -6,16 +6,15 @@ steps obeys Y ≤ (4ω₀/μ² + γY₀)/(S + γ) + (4/μ²)·R/(S + γ − 1)²
 """
 
 import math
-from dataclasses import replace
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from dpfl.planning.bounds import (
     Facts,
     Form,
     Planner,
     Void,
+    at_unit_rate,
     contract,
     in_turn,
     require_below,
@@ -24,6 +23,7 @@ from dpfl.planning.bounds import (
     theorys_rates,
 )
 from dpfl.planning.constants import Constants
+from dpfl.planning.search import least_real
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.claims import C2
 from dpfl.systems import DPFedAvg
@@ -105,18 +105,12 @@ def optimal_total_steps(
     per = 4 / strong_convexity**2
     learned = per * spread + gamma * initial_distance
 
-    def value(log_steps: float) -> float:
-        steps = math.exp(log_steps)
+    def value(steps: float) -> float:
         rounds = steps / local_steps
         added = per * rounds / (steps + gamma - 1) ** 2 * noise * local_steps**2 * rounds**power
         return learned / (steps + gamma) + added
 
-    start, end = math.log(local_steps), math.log(most)
-    grid = np.linspace(start, end, 400)
-    least = int(np.argmin([value(at) for at in grid]))
-    low, high = grid[max(least - 1, 0)], grid[min(least + 1, len(grid) - 1)]
-    found = minimize_scalar(value, bounds=(low, high), method="bounded", options={"xatol": 1e-10})
-    return math.exp(min((found.x, start, end), key=value))
+    return least_real(value, local_steps, most)
 
 
 def predicted(system: DPFedAvg, facts: Facts, constants: Constants, form: Form) -> float:
@@ -136,7 +130,7 @@ def predicted(system: DPFedAvg, facts: Facts, constants: Constants, form: Form) 
             cohort=cohort, clip=system.clip, budget=facts.strictest(system),
         )  # fmt: skip
     else:
-        variance = round_noise(replace(system, lr=1.0, lr_gamma=None, strong_convexity=None, smoothness=None), facts)
+        variance = round_noise(at_unit_rate(system), facts)
     if form == "paper" or theorys_rates(system, mu, smoothness):
         return bound(
             rounds=system.rounds, local_steps=local, strong_convexity=mu, smoothness=smoothness,

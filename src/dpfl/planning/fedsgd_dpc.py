@@ -7,7 +7,7 @@ which gives U(R, K) = (C₁/K + C₂KR² + C₃)/(R + γ) and a finite best R; G
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from dpfl.planning.bounds import (
     Facts,
     Form,
     Planner,
+    at_unit_rate,
     contract,
     in_turn,
     require_below,
@@ -172,11 +173,6 @@ def predicted(system: FedSGDDPC, facts: Facts, constants: Constants, form: Form)
     rates = np.asarray(system.rates(0, system.rounds))
     require_below("lr", float(rates.max()), 1 / smoothness, "1/λ", system.name)
     return contract(distance, 1 - mu * rates, rates**2 * (omega + variance))
-
-
-def at_unit_rate(system: FedSGDDPC) -> FedSGDDPC:
-    """Return the system with learning rate 1, at which the bounds take their noise."""
-    return replace(system, lr=1.0, lr_gamma=None, strong_convexity=None, smoothness=None)
 
 
 PLANNER = Planner(

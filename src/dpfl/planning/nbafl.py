@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from dpfl.planning.bounds import Facts, Form, Planner, Void, round_noise
 from dpfl.planning.constants import Constants
+from dpfl.planning.search import least_real
 from dpfl.systems import NbAFL
 
 
@@ -86,24 +86,12 @@ def optimal_rounds(*, initial_gap: float, contraction: float, kappa1: float, kap
         left = float(contraction**rounds)
         return left * initial_gap + (kappa1 * rounds / epsilon + kappa0 * (rounds / epsilon) ** 2) * (1 - left)
 
-    return _least(value, 1e-3, 1e6)
+    return least_real(value, 1e-3, 1e6)
 
 
 def optimal_cohort(*, cost: Callable[[float], float], clients: int) -> float:
     """Return the K between 1 and N at which a bound along K is least."""
-    return _least(cost, 1.0, float(clients))
-
-
-def _least(value: Callable[[float], float], low: float, high: float) -> float:
-    """Return the least point of a function of one number, by a grid in its logarithm and then a search."""
-    grid = np.geomspace(low, high, 400) if high > low else np.array([low])
-    values = [value(float(at)) for at in grid]
-    best = int(np.argmin(values))
-    around = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
-    if around[0] == around[1]:
-        return float(grid[best])
-    found = minimize_scalar(value, bounds=around, method="bounded", options={"xatol": 1e-9 * around[1]})
-    return min((float(found.x), float(grid[best])), key=value)
+    return least_real(cost, 1.0, float(clients))
 
 
 def predicted(system: NbAFL, facts: Facts, constants: Constants, form: Form) -> float:

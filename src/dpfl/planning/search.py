@@ -1,8 +1,11 @@
-"""Finding the whole numbers at which something is least: a ladder over each, and then ever smaller steps."""
+"""Finding the numbers at which something is least: a ladder first, and then ever smaller steps."""
 
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from scipy.optimize import minimize_scalar
 
 Numbers = dict[str, int]
 
@@ -57,3 +60,15 @@ def around(best: int, first: int, last: int, *, factors: Sequence[float] = (1 / 
     """
     wanted = (math.ceil(best * factor) if factor < 1 else round(best * factor) for factor in factors)
     return sorted({min(max(number, first), last) for number in wanted} | {best})
+
+
+def least_real(value: Callable[[float], float], low: float, high: float) -> float:
+    """Return the least point of a function of one number, by a grid in its logarithm and then a search."""
+    grid = np.geomspace(low, high, 400) if high > low else np.array([low])
+    values = [value(float(at)) for at in grid]
+    best = int(np.argmin(values))
+    around = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
+    if around[0] == around[1]:
+        return float(grid[best])
+    found = minimize_scalar(value, bounds=around, method="bounded", options={"xatol": 1e-9 * around[1]})
+    return min((float(found.x), float(grid[best])), key=value)
