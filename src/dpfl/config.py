@@ -30,7 +30,7 @@ class Settings:
     test_share: float = 0.2  # where the data has no test split of its own
     model: str | None = None  # None: the one that fits the data
     evaluate_every: int = 1  # rounds between looks at the test split
-    backend: Literal["reference"] = "reference"
+    backend: Literal["stacked", "reference"] = "stacked"  # a whole cohort at once, or a plain loop over the clients
     device: Literal["cpu", "cuda"] = "cpu"
     seed: int | None = None  # None: noise from the operating system, which nobody can repeat
     data_seed: int | None = None  # for sharing out the data; None: the seed

@@ -1,6 +1,6 @@
 """One round, door by door. Data moves forward through it; nothing reaches back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -21,13 +21,18 @@ from dpfl.systems import Feedback, S, System
 class Clients(Protocol):
     """Whoever performs paid orders: the plain loop, a whole cohort at once, or real machines."""
 
-    def perform(self, charged: Mapping[int, Charged], broadcast: Tensor, round: int) -> dict[int, Tensor]:
-        """Return each client's upload [d]."""
+    def perform(
+        self, charged: Mapping[int, Charged], broadcast: Tensor, round: int, *, apart: bool
+    ) -> Mapping[int, Tensor]:
+        """Return each client's upload [d]; where not apart, their weighted sum may be all there is."""
 
     def answer(
         self, questions: Sequence[Question], before: Tensor, uploads: Mapping[int, Tensor], after: Tensor
     ) -> dict[Question, dict[int, float]]:
         """Return what clients tell about the models before and after a round, without noise."""
+
+
+OnUploads = Callable[[int, Mapping[int, Tensor]], None]  # called with a round's number and its uploads
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,16 @@ def play(
     model: Model,
     validation: Records,
     streams: Streams,
+    on_uploads: OnUploads | None = None,
 ) -> tuple[S, Outcome]:
     """Play the next round of `state` and return where the training stands after it."""
+    asked = unpaid(ledger.promise, system.questions)  # of paper calibrations alone, and named in the certificate
+    apart = system.reads_uploads or "curvature" in asked or on_uploads is not None
     orders = system.orders(state)  # who takes part, and what they are asked to do
     charged = ledger.charge(orders)  # each budget pays first, or its client sits this round out
-    uploads = clients.perform(charged, state.model, state.round + 1)  # batch → gradient → clip → noise → upload
+    uploads = clients.perform(charged, state.model, state.round + 1, apart=apart)  # batch → gradient → clip → noise
+    if on_uploads is not None:  # an audit or a log that looks at every client
+        on_uploads(state.round + 1, uploads)
     weights = system.weights(state, sorted(uploads))
     moved = aggregate(state.model, uploads, weights)  # the weighted sum moves the model
     downlink = system.downlink(state, sorted(uploads))
@@ -60,7 +70,6 @@ def play(
         moved = add_noise(moved, downlink, streams.generator("downlink", round=state.round + 1))
     ledger.broadcast(weights, noise_std=downlink.std if downlink else 0.0)  # what readers will see of each upload
     score = evaluate(model, moved, validation)  # on public data only
-    asked = unpaid(ledger.promise, system.questions)  # of paper calibrations alone, and named in the certificate
     answers = clients.answer(asked, state.model, uploads, moved)
     after = replace(state, model=moved, round=state.round + 1)
     after = system.adapt(after, Feedback(score.loss if score else None, uploads, answers))  # the next may be different

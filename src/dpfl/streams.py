@@ -44,6 +44,16 @@ class Streams:
         key = hashlib.blake2b(name, digest_size=32, key=self._root).digest()
         return Generator(SFC64(SeedSequence(int.from_bytes(key, "little"), pool_size=8)))
 
+    def on_device(
+        self, purpose: str, device: torch.device, *, client: int | None = None, round: int | None = None
+    ) -> torch.Generator:
+        """Return a generator that draws on a GPU, seeded from the stream of this name with all 64 bits it can keep.
+
+        For simulations: 64 bits are fewer than the root has, but nobody else sees what a simulation draws.
+        """
+        seed = int(self.generator(purpose, client=client, round=round).integers(2**63))
+        return torch.Generator(device).manual_seed(seed)
+
 
 def fresh_seed() -> int:
     """Return a seed from the operating system, for what is to be drawn at random once and then kept."""

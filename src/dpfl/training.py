@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dpfl import __version__, run_folder
-from dpfl.clients.dense import is_dense
 from dpfl.clients.reference import ReferenceClients
+from dpfl.clients.stacked import StackedClients
+from dpfl.clients.ways import Ways, ways
 from dpfl.config import Config, Settings
 from dpfl.errors import BadInput, BudgetRefused, Caution
 from dpfl.federation import Federation, Schedule, federate
@@ -27,7 +28,7 @@ from dpfl.privacy.books import Books
 from dpfl.privacy.budget import cautions, unpaid
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
-from dpfl.round import Outcome, look, play, sit_out
+from dpfl.round import Clients, OnUploads, Outcome, look, play, sit_out
 from dpfl.server.evaluation import Score, evaluate
 from dpfl.streams import Streams, fresh_seed, layer_randomness
 from dpfl.systems import Problem, System
@@ -77,6 +78,7 @@ def run(config: Config, *, out: Path | None = None, force: bool = False, on_roun
         federation_of(settings),
         settings.model,
         seed=settings.seed,
+        backend=settings.backend,
         device=settings.device,
         evaluate_every=settings.evaluate_every,
         ledger=settings.ledger,
@@ -118,12 +120,14 @@ def train(
     *,
     loss: Loss | None = None,
     seed: int | None = None,
+    backend: str = "stacked",
     device: str = "cpu",
     evaluate_every: int = 1,
     ledger: str | Path | None = None,
     out: str | Path | None = None,
     force: bool = False,
     on_round: OnRound | None = None,
+    on_uploads: OnUploads | None = None,
 ) -> Run:
     """Train `model` over the federation's clients by the rules of `system`.
 
@@ -133,14 +137,17 @@ def train(
     ledger: an existing ledger file to charge, which other runs share and whose owner may have limited each client; None
         for a ledger of this run alone.
     out: folder to keep the run in; an existing one is refused unless `force`.
+    backend: "stacked" trains a whole cohort at once, "reference" one client after the other.
     on_round: called with the metrics of each round.
+    on_uploads: called with each round's number and the upload of every client, noise included, as an audit needs
+        them; without it only their weighted sum is formed where that is all the system looks at.
 
     Raises BadInput before anything is written, and BudgetRefused where the clients' budgets end the training early.
     """
     streams = Streams(seed)
     learner = as_model(model, loss, federation, streams)
     choices: dict[str, Any] = {
-        "model": learner.name, "evaluate_every": evaluate_every, "device": device, "seed": seed,
+        "model": learner.name, "evaluate_every": evaluate_every, "backend": backend, "device": device, "seed": seed,
         "ledger": None if ledger is None else str(ledger),
     }  # fmt: skip
     config = Config(system, settings_of(federation, **choices))
@@ -153,16 +160,19 @@ def train(
     public = validation if len(validation) else test
     with layer_randomness(streams.generator("probe"), target):
         learner.check(public.x, public.y)
-        dense = is_dense(learner, public.x, public.y)
-        vectorised = dense or learner.vectorises(public.x, public.y)  # outer products need no other gradients
+        reference = config.settings.backend == "reference"
+        known = Ways.none(learner, public) if reference else ways(learner, public)
     records = tuple(records.to(target) for records in federation.clients)
-    clients = ReferenceClients(learner, records, streams, vectorised=vectorised, dense=dense)
+    clients: Clients = (
+        ReferenceClients(learner, records, streams, vectorised=known.vectorised)
+        if reference
+        else StackedClients(learner, records, streams, ways=known)
+    )
     problem = Problem(federation.sizes, learner.dim, Schedule(system.cohorts(len(federation.clients)), streams))
     promise = system.promise(federation.sizes)
-    known = look(unpaid(promise, system.questions), clients=clients, model=learner, validation=validation)
-    state = system.begin(problem, learner.weights(), known)
-    gradients = "as outer products" if dense else "at once" if vectorised else "one by one"
-    environment = _environment(federation, device, gradients)
+    seen = look(unpaid(promise, system.questions), clients=clients, model=learner, validation=validation)
+    state = system.begin(problem, learner.weights(), seen)
+    environment = _environment(federation, device, str(known))
     for caution in cautions(promise, federation.sizes) if promise is not None else ():
         warnings.warn(caution, Caution, stacklevel=2)
     run_ledger = Ledger(
@@ -185,7 +195,7 @@ def train(
             try:
                 state, outcome = play(
                     system, state, ledger=run_ledger, clients=clients, model=learner, validation=validation,
-                    streams=streams,
+                    streams=streams, on_uploads=on_uploads,
                 )  # fmt: skip
             except BudgetRefused:
                 gone |= set(system.orders(state))

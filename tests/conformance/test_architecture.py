@@ -33,6 +33,7 @@ FLOORS = {
     "round": 4,
     "config": 4,
     "training": 5,
+    "bench": 4,
     "comparison": 6,
     "planning": 7,
     "cli": 8,

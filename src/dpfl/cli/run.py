@@ -72,7 +72,11 @@ def run(
     lr: LearningRate = None,
     calibration: Calibration = None,
     backend: Annotated[
-        str | None, typer.Option(metavar="reference", help="Who trains: a plain loop over the clients.")
+        str | None,
+        typer.Option(
+            metavar="stacked|reference",
+            help="How clients train: a whole cohort at once, or a plain loop over them. [default: stacked]",
+        ),
     ] = None,
     device: Device = None,
     seed: Seed = None,

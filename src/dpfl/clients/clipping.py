@@ -17,9 +17,16 @@ def clip(vector: Tensor, clip_norm: float, norm: Norm) -> Tensor:
     return sum_of_clipped([vector[None]], clip_norm, norm)
 
 
+def clip_rows(vectors: Tensor, clip_norms: Tensor, norm: Norm) -> Tensor:
+    """Scale each row of [k, d] down to at most its own norm of [k]."""
+    lengths = row_lengths([vectors], norm)[:, None]
+    scaled = torch.where(lengths > clip_norms[:, None], clip_norms[:, None] / lengths, 1.0) * vectors
+    return torch.where(torch.isfinite(lengths), scaled, 0.0)
+
+
 def sum_of_clipped(blocks: Sequence[Tensor], clip_norm: float, norm: Norm) -> Tensor:
     """Clip each row of [B, d], given as blocks [B, d_k] that lie side by side, and return the sum of the rows [d]."""
-    lengths = _lengths(blocks, norm)
+    lengths = row_lengths(blocks, norm)
     finite = torch.isfinite(lengths)
     if not finite.all():  # left out altogether: a weight of zero would not silence a NaN
         blocks, lengths = [block[finite] for block in blocks], lengths[finite]
@@ -27,7 +34,7 @@ def sum_of_clipped(blocks: Sequence[Tensor], clip_norm: float, norm: Norm) -> Te
     return torch.cat([scales @ block for block in blocks])
 
 
-def _lengths(blocks: Sequence[Tensor], norm: Norm) -> Tensor:
+def row_lengths(blocks: Sequence[Tensor], norm: Norm) -> Tensor:
     """Return the norm of each row [B].
 
     By way of sum(), which adds in a cascade: vector_norm() adds up one after the other, and in single precision that

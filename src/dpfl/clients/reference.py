@@ -7,7 +7,6 @@ from numpy.random import Generator
 from torch import Tensor
 
 from dpfl.clients.clipping import clip, sum_of_clipped
-from dpfl.clients.dense import sum_of_clipped_dense
 from dpfl.federation import Records
 from dpfl.models import Model
 from dpfl.orders import ClientClip, Full, ModelClip, Poisson, Question, RecordClip
@@ -30,19 +29,19 @@ class ReferenceClients:
         streams: Streams,
         *,
         vectorised: bool = True,
-        dense: bool = False,
     ) -> None:
         """Take the model, each client's records and the streams of the run.
 
-        vectorised: whether the model gives the gradients of many records at once (`Model.vectorises`), and
-        dense: whether they are outer products (`is_dense`); both are asked with public records: even so small an
-            answer would be one about private ones.
+        vectorised: whether the model gives the gradients of many records at once (`Model.vectorises`), asked with
+            public records: even so small an answer would be one about private ones.
         """
         self.model, self.records, self.streams = model, records, streams
-        self.vectorised, self.dense = vectorised, dense
+        self.vectorised = vectorised
 
-    def perform(self, charged: Mapping[int, Charged], broadcast: Tensor, round: int) -> dict[int, Tensor]:
-        """Return what each client of the cohort uploads: its update [d], noised as it was ordered."""
+    def perform(
+        self, charged: Mapping[int, Charged], broadcast: Tensor, round: int, *, apart: bool = True
+    ) -> dict[int, Tensor]:
+        """Return what each client of the cohort uploads: its update [d], noised as it was ordered; always apart."""
         self.model.module.train()
         uploads = {}
         for client, paid in charged.items():
@@ -56,7 +55,6 @@ class ReferenceClients:
                     batches=self.streams.generator("batches", client=client, round=round),
                     noise=self.streams.generator("noise", client=client, round=round),
                     vectorised=self.vectorised,
-                    dense=self.dense,
                 )
         return uploads
 
@@ -91,7 +89,6 @@ def perform(
     batches: Generator,
     noise: Generator,
     vectorised: bool = True,
-    dense: bool = False,
 ) -> Tensor:
     """Carry out one paid order and return the update (local − broadcast) [d].
 
@@ -101,7 +98,7 @@ def perform(
     weights = broadcast
     for rate in order.learning_rates:
         batch = _draw(order.batch, records, batches)
-        gradient = _clipped_gradient(charged, model, weights, batch, noise, vectorised, dense)
+        gradient = _clipped_gradient(charged, model, weights, batch, noise, vectorised)
         weights = weights - rate * (gradient + order.proximal * (weights - broadcast))
     if isinstance(order.clip, ModelClip):
         weights = clip(weights, order.clip.clip_norm, order.clip.norm)
@@ -119,7 +116,7 @@ def _draw(batch: Full | Poisson, records: Records, rng: Generator) -> Records:
 
 
 def _clipped_gradient(
-    charged: Charged, model: Model, weights: Tensor, batch: Records, rng: Generator, vectorised: bool, dense: bool
+    charged: Charged, model: Model, weights: Tensor, batch: Records, rng: Generator, vectorised: bool
 ) -> Tensor:
     """Return the gradient that one step follows: clipped, noised where the order says so, and averaged.
 
@@ -131,10 +128,7 @@ def _clipped_gradient(
     step_noise = order.noise if order.noise_on == "step" else None
 
     if isinstance(order.clip, RecordClip):
-        if dense and len(batch):
-            total = sum_of_clipped_dense(model, weights, batch.x, batch.y, order.clip)
-        else:
-            total = _sum_of_clipped(order.clip, model, weights, batch, vectorised)
+        total = _sum_of_clipped(order.clip, model, weights, batch, vectorised)
         return (total if step_noise is None else add_noise(total, step_noise, rng)) / expected
 
     gradient = torch.zeros_like(weights)

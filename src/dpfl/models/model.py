@@ -53,9 +53,10 @@ class Model:
                 self.module.get_parameter(name).copy_(value)
 
     def split(self, weights: Tensor) -> dict[str, Tensor]:
-        """View the vector [d] as the module's named parameters."""
-        pieces = torch.split(weights, [shape.numel() for shape in self._shapes.values()])
-        return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
+        """View the vector [d] as the module's named parameters, or vectors [k, d] as k sets of them."""
+        pieces = torch.split(weights, [shape.numel() for shape in self._shapes.values()], dim=-1)
+        named = zip(self._shapes.items(), pieces, strict=True)
+        return {name: piece.view(*weights.shape[:-1], *shape) for (name, shape), piece in named}
 
     def outputs(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         """Run the module under the given named parameters on a batch [B, ...]."""

@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import torch
 
-from dpfl.clients.dense import is_dense
-from dpfl.clients.reference import ReferenceClients
+from dpfl.clients.stacked import StackedClients
+from dpfl.clients.ways import ways
 from dpfl.errors import BadInput, require_positive, suggestion
 from dpfl.federation import Records, Schedule
 from dpfl.orders import Gaussian, Laplace, Order, Poisson, Question, RecordClip
@@ -181,8 +181,7 @@ class Stage:
         model = task.model()
         few = self.public.held_out.take(torch.arange(min(8, len(self.public.held_out))))
         with layer_randomness(Streams(0).generator("probe"), torch.device("cpu")):
-            self.dense = is_dense(model, few.x, few.y)
-            self.vectorised = self.dense or model.vectorises(few.x, few.y)
+            self.ways = ways(model, few)
 
     def ranked(self) -> list[Trials]:
         """Return what was tried, the best first; what was tried too seldom to be told from luck comes last."""
@@ -243,7 +242,7 @@ def trial(stage: Stage, system: PrivateSystem[Any], seed: int) -> float:
     state = system.begin(problem, model.weights(), start)
     sampled = any(isinstance(order.batch, Poisson) for order in orders_of(system, state, 1).values())
     records = _records(stage.public, facts, streams, sampled=sampled)
-    clients = ReferenceClients(model, records, streams, vectorised=stage.vectorised, dense=stage.dense)
+    clients = StackedClients(model, records, streams, ways=stage.ways)
     rehearsal = cast(System[Any], _OnPublicRecords(system, clients, facts))
     ledger = Ledger(None, [len(one) for one in records], system="pilot")  # public records: nothing is promised of them
     watched = looked_at if getattr(system, "discount", None) is not None else looked_at.take(torch.arange(0))
@@ -281,9 +280,10 @@ class _OnPublicRecords:
     its sum is m_i/n_i of that.
     """
 
-    def __init__(self, system: PrivateSystem[Any], clients: ReferenceClients, facts: Facts) -> None:
+    def __init__(self, system: PrivateSystem[Any], clients: StackedClients, facts: Facts) -> None:
         self.system, self.clients, self.facts = system, clients, facts
         self.questions: tuple[Question, ...] = ()  # no ledger has to agree to what is asked of public records
+        self.reads_uploads = system.reads_uploads or "curvature" in system.questions
         self.before = torch.zeros(0)
 
     def __getattr__(self, name: str) -> Any:

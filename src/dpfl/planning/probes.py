@@ -16,7 +16,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from dpfl.clients.dense import is_dense, record_lengths_dense, sum_of_clipped_dense
+from dpfl.clients.layered import layered, sum_of_clipped_layered
 from dpfl.clients.reference import perform
 from dpfl.errors import BadInput
 from dpfl.federation import Records
@@ -131,9 +131,11 @@ class _Probe:
         paid = Ledger(None, counts, system="probe").charge(dict.fromkeys(range(len(counts)), order))
         self.charged = {one.records: one for one in paid.values()}
         with layer_randomness(self.rng, torch.device("cpu")):
-            self.dense = is_dense(self.model, self.pooled.x, self.pooled.y)
-            self.vectorised = self.dense or self.model.vectorises(self.pooled.x, self.pooled.y)
+            self.layers = layered(self.model, self.pooled.x, self.pooled.y)
+            self.vectorised = self.layers is not None or self.model.vectorises(self.pooled.x, self.pooled.y)
         self.model.module.eval()
+        if self.layers is not None:
+            self.layers.module.eval()
         self.clips_clients = False
         if isinstance(clip, ClientClip):  # where it does not bite, the mean over all records is the same, and quicker
             start = self.model.weights()
@@ -151,9 +153,11 @@ class _Probe:
             parts = [len(one) / len(self.pooled) * self.field(weights, one) for one in self.clients]
             return torch.stack(parts).sum(0)
         taken = self.pooled if records is None else records
+        if self.layers is not None and isinstance(self.clip, RecordClip):
+            return sum_of_clipped_layered(self.layers, weights, taken.x, taken.y, self.clip) / len(taken)
         return -perform(
             self.charged[len(taken)], self.model, weights, taken, batches=self.rng, noise=self.rng,
-            vectorised=self.vectorised, dense=self.dense,
+            vectorised=self.vectorised,
         )  # fmt: skip
 
     def least_loss(self, start: Tensor, records: Records) -> float:
@@ -169,11 +173,11 @@ class _Probe:
         if len(x) == 1:
             return 0.0
         clip = self.clip if isinstance(self.clip, RecordClip) else RecordClip(1e300)  # which never bites
-        if self.dense:  # ‖g_r‖² less ‖g‖², without forming a record's gradient
-            lengths = record_lengths_dense(self.model, weights, x, y, clip.norm)
+        if self.layers is not None:  # ‖g_r‖² less ‖g‖², without forming a record's gradient
+            lengths = self.layers.record_lengths(weights, x, y, clip.norm)
             scales = torch.clamp(clip.clip_norm / lengths.clamp_min(1e-300), max=1.0)
-            squares = (scales * record_lengths_dense(self.model, weights, x, y, 2)).square().mean()
-            mean = sum_of_clipped_dense(self.model, weights, x, y, clip) / len(x)
+            squares = (scales * self.layers.record_lengths(weights, x, y, 2)).square().mean()
+            mean = sum_of_clipped_layered(self.layers, weights, x, y, clip) / len(x)
             return max(0.0, float(squares - mean.square().sum()))
         gradients = torch.cat(self.model.record_gradients(weights, x, y, vectorised=self.vectorised), 1)
         lengths = torch.linalg.vector_norm(gradients, ord=clip.norm, dim=1, keepdim=True)

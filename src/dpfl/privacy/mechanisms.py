@@ -7,6 +7,7 @@ which a patient adversary with the exact bits of an upload can exploit (Mironov,
 import numpy as np
 import torch
 from numpy.random import Generator
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfl.orders import Gaussian, Laplace
@@ -14,9 +15,20 @@ from dpfl.orders import Gaussian, Laplace
 
 def add_noise(value: Tensor, noise: Gaussian | Laplace, rng: Generator) -> Tensor:
     """Return `value` plus independent noise on every coordinate."""
-    drawn: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-    if isinstance(noise, Gaussian):
-        drawn = rng.standard_normal(tuple(value.shape)) * noise.std
-    else:
-        drawn = rng.laplace(scale=noise.scale, size=tuple(value.shape))
+    size = noise.std if isinstance(noise, Gaussian) else noise.scale
+    drawn = draw(type(noise), tuple(value.shape), rng) * size
     return value + torch.from_numpy(drawn).to(device=value.device, dtype=value.dtype)
+
+
+def draw(law: type[Gaussian] | type[Laplace], shape: tuple[int, ...], rng: Generator) -> NDArray[np.float64]:
+    """Draw noise of standard deviation 1, or of scale 1."""
+    return rng.standard_normal(shape) if law is Gaussian else rng.laplace(size=shape)
+
+
+def draw_on_device(law: type[Gaussian] | type[Laplace], shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    """Draw the same on the device of a generator of torch's, in single precision."""
+    drawn = torch.empty(shape, device=rng.device)
+    if law is Gaussian:
+        return drawn.normal_(generator=rng)
+    # The difference of two exponentials is Laplace.
+    return drawn.exponential_(generator=rng) - torch.empty_like(drawn).exponential_(generator=rng)

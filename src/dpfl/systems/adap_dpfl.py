@@ -40,6 +40,7 @@ class AdapDPFL(PrivateSystem[AdapState]):
     """E steps of DP-SGD at every client of the cohort, averaged by the number of records."""
 
     name: ClassVar[str] = "adap-dpfl"
+    reads_uploads: ClassVar[bool] = True  # thresholds follow the length of each upload
     until_spent: ClassVar[bool] = True
     rounds: int = 60
     local_steps: int = 1

@@ -52,7 +52,7 @@ class Feedback:
     """What the server learned in a round (or before the first): nothing private but the answers."""
 
     validation_loss: float | None = None  # None where there is no public data
-    uploads: Mapping[int, Tensor] = field(default_factory=dict)  # as they came, noise included
+    uploads: Mapping[int, Tensor] = field(default_factory=dict)  # as they came; who answered, where only summed up
     answers: Mapping[Question, Mapping[int, float]] = field(default_factory=dict)  # to what the system asked
 
 
@@ -65,6 +65,7 @@ class System(ABC, Generic[S]):
 
     name: ClassVar[str]
     until_spent: ClassVar[bool] = False  # whether it trains until no budget is left, as its natural end
+    reads_uploads: ClassVar[bool] = False  # whether it looks at uploads one by one, and not only at their sum
     rounds: int
     lr: float | None
     cohort: int | None = None  # clients a round; None for all of them

@@ -1,0 +1,1 @@
+"""How fast a round is: four workloads, the floor that arithmetic sets, a plain loop, and what others make of them."""

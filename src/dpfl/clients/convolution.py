@@ -1,0 +1,181 @@
+"""Convolutions over a whole cohort: fast where clients share a model, possible where each has its own.
+
+Images are kept with their channels last in memory (the numbers of a pixel side by side), where convolutions and above
+all max-pooling are several times faster. A convolution is a product of the image's patches and the kernel: with a
+kernel for each client it is one batched product, where a convolution in groups, one for each client, would be slower
+than a loop. The same patches times the derivatives by the outputs are the gradient of each record.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dpfl.clients.record_gradients import Formed, Products, weigh
+from dpfl.orders import Norm
+
+_Pairs = tuple[tuple[int, int], tuple[int, int]]
+
+
+def as_image(x: Tensor) -> Tensor:
+    """View signals [R, C, L] as images of height 1 and keep images [R, C, H, W], channels last in memory."""
+    return _channels_last(x[:, :, None] if x.ndim == 3 else x)
+
+
+def _channels_last(image: Tensor) -> Tensor:
+    """Lay the channels last; with a single one only the strides tell, which torch leaves as they are by itself."""
+    image = image.contiguous(memory_format=torch.channels_last)
+    _, channels, height, width = image.shape
+    return image if channels > 1 else image.as_strided(image.shape, (height * width, 1, width, 1))
+
+
+def convolve(layer: nn.Conv1d | nn.Conv2d, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the layer's outputs [R, out, H, W] under one kernel, or under one kernel for each client."""
+    stride, dilation = _geometry(layer)
+    if weight.ndim == layer.weight.ndim:
+        kernel = weight[:, :, None] if weight.ndim == 3 else weight
+        kernel = _channels_last(kernel)
+        return functional.conv2d(_padded(layer, image), kernel, bias, stride, _plain_padding(layer), dilation)
+    clients, out = weight.shape[:2]
+    patches, height, width = _patches(layer, image)
+    rows = patches.reshape(clients, -1, patches.shape[-1])
+    kernels = _flat_kernel(layer, weight)
+    product = torch.bmm(rows, kernels.mT) if bias is None else torch.baddbmm(bias[:, None], rows, kernels.mT)
+    return product.view(len(image), height, width, out).permute(0, 3, 1, 2)
+
+
+class Convolved:
+    """The gradients of R records in a convolution."""
+
+    def __init__(self, layer: nn.Conv1d | nn.Conv2d, image: Tensor, deltas: Tensor, *, biased: bool) -> None:
+        """Take the image [R, C, H, W] and the derivatives by the outputs [R, out, H', W']."""
+        self.layer, self.image, self.deltas, self.biased = layer, image, deltas, biased
+        self._formed: Formed | None = None
+
+    def powers(self, norm: Norm, *, exact: bool) -> Tensor:
+        """Form the gradients: a kernel is small, and each record's is the sum over many pixels."""
+        self._formed = Formed(self._products().form())
+        return self._formed.powers(norm, exact=exact)
+
+    def form(self) -> dict[str, Tensor]:
+        """Multiply patches and derivatives record by record."""
+        return self._named(self._products().form())
+
+    def weighted_sum(self, weights: Tensor | None, clients: int) -> dict[str, Tensor]:
+        """Add formed gradients, or take the gradient of a client's whole batch."""
+        if self._formed is not None:
+            return self._named(self._formed.weighted_sum(weights, clients))
+        if clients > 1:
+            return self._named(self._products().weighted_sum(weights, clients))
+        scaled = weigh(self.deltas, weights)
+        layer, image = self.layer, _padded(self.layer, self.image)
+        kernel = layer.weight[:, :, None] if layer.weight.ndim == 3 else layer.weight
+        stride, dilation = _geometry(layer)
+        _, weight, bias = torch.ops.aten.convolution_backward(
+            scaled, image, kernel.detach(), [len(kernel)], stride, _plain_padding(layer), dilation, False, (0, 0), 1,
+            (False, True, self.biased),
+        )  # fmt: skip
+        total = {"weight": weight.view(1, *layer.weight.shape)}
+        return total | {"bias": bias[None]} if self.biased else total
+
+    def without(self, rows: Tensor) -> "Convolved":
+        """Zero both factors."""
+        keep = rows.view(-1, 1, 1, 1)
+        return Convolved(
+            self.layer, self.image.masked_fill(keep, 0), self.deltas.masked_fill(keep, 0), biased=self.biased
+        )
+
+    def _products(self) -> Products:
+        patches, _, _ = _patches(self.layer, self.image)
+        deltas = self.deltas.permute(0, 2, 3, 1).flatten(1, 2)
+        return Products(patches, deltas, biased=self.biased)
+
+    def _named(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Bring kernels [n, out, height·width·C] into the layer's order [n, out, C, height, width]."""
+        channels, *size = self.layer.weight.shape[1:]
+        flat = parts["weight"]
+        ordered = flat.view(*flat.shape[:2], *size, channels).movedim(-1, 2)
+        return parts | {"weight": ordered}
+
+
+class _Patches(torch.autograd.Function):
+    """The patches [R, H'·W', height·width·C] of images [R, H, W, C] that are already padded."""
+
+    @staticmethod
+    def forward(context: Any, image: Tensor, size: tuple[int, int], geometry: _Pairs, grid: tuple[int, int]) -> Tensor:
+        """Copy each patch; C numbers at a time lie side by side."""
+        context.shape, context.size, context.geometry, context.grid = image.shape, size, geometry, grid
+        rows, _, _, channels = image.shape
+        (down, right), (further_down, further_right) = geometry
+        row, line, pixel, channel = image.stride()
+        view = image.as_strided(
+            (rows, *grid, *size, channels),
+            (row, line * down, pixel * right, line * further_down, pixel * further_right, channel),
+        )
+        return view.reshape(rows, grid[0] * grid[1], size[0] * size[1] * channels)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        """Add up what each pixel got from all patches it is in, one place of the kernel at a time."""
+        rows, _, _, channels = context.shape
+        (height, width), (size_down, size_right) = context.grid, context.size
+        (down, right), (further_down, further_right) = context.geometry
+        patches = gradients[0].reshape(rows, height, width, size_down, size_right, channels)
+        image = patches.new_zeros(context.shape)
+        for i in range(size_down):
+            for j in range(size_right):
+                top, left = i * further_down, j * further_right
+                place = image[:, top : top + down * height : down, left : left + right * width : right]
+                place.add_(patches[:, :, :, i, j])
+        return image, None, None, None
+
+
+def _patches(layer: nn.Conv1d | nn.Conv2d, image: Tensor) -> tuple[Tensor, int, int]:
+    """Return the patches of images [R, C, H, W] and the height and width of the grid they are taken at."""
+    geometry = _geometry(layer)
+    (down, right), (further_down, further_right) = geometry
+    last = image.permute(0, 2, 3, 1)
+    top, bottom, left, right_side = _borders(layer)
+    if top or bottom or left or right_side:
+        last = functional.pad(last, (0, 0, left, right_side, top, bottom))
+    size = (1, *layer.kernel_size) if len(layer.kernel_size) == 1 else tuple(layer.kernel_size)
+    assert len(size) == 2
+    grid = (
+        (last.shape[1] - further_down * (size[0] - 1) - 1) // down + 1,
+        (last.shape[2] - further_right * (size[1] - 1) - 1) // right + 1,
+    )
+    patches: Tensor = _Patches.apply(last, size, geometry, grid)  # type: ignore[no-untyped-call]
+    return patches, *grid
+
+
+def _flat_kernel(layer: nn.Conv1d | nn.Conv2d, weight: Tensor) -> Tensor:
+    """Bring kernels [k, out, C, ...] into the order of the patches, [k, out, height·width·C]."""
+    return weight.movedim(2, -1).flatten(2)
+
+
+def _geometry(layer: nn.Conv1d | nn.Conv2d) -> _Pairs:
+    """Return stride and dilation, each down and to the right."""
+    stride, dilation = (1, *layer.stride)[-2:], (1, *layer.dilation)[-2:]
+    return (stride[0], stride[1]), (dilation[0], dilation[1])
+
+
+def _borders(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, int, int, int]:
+    """Return how many zeros go above, below, to the left and to the right."""
+    borders = layer._reversed_padding_repeated_twice
+    left, right = borders[0], borders[1]
+    top, bottom = (borders[2], borders[3]) if len(borders) == 4 else (0, 0)
+    return top, bottom, left, right
+
+
+def _plain_padding(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, int]:
+    top, bottom, left, right = _borders(layer)
+    return (top, left) if (top, left) == (bottom, right) else (0, 0)
+
+
+def _padded(layer: nn.Conv1d | nn.Conv2d, image: Tensor) -> Tensor:
+    """Pad an image where its borders differ, which torch's convolution does not know."""
+    top, bottom, left, right = _borders(layer)
+    if (top, left) == (bottom, right):
+        return image
+    return _channels_last(functional.pad(image, (left, right, top, bottom)))

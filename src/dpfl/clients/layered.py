@@ -1,0 +1,284 @@
+"""A model as its layers: one backward pass gives the clipped sum of its records' gradients, for one client or many.
+
+The module runs as it is, over the records of k clients one after the other, but its layers (`layers`) take the weights
+that are handed in and note what went through them. Differentiating the loss by the layers' *outputs* gives δ of every
+record, and never the gradient of a batch that nobody asked for. Norms come from δ and what was noted, then each
+client's clipped sum: about the price of plain training.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from dpfl.clients.clipping import sum_of_clipped
+from dpfl.clients.layers import Kind, kind_of
+from dpfl.clients.record_gradients import Formed, RecordGradients
+from dpfl.errors import BadInput
+from dpfl.models import Model
+from dpfl.orders import Norm, RecordClip
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What went through a layer."""
+
+    name: str
+    layer: nn.Module
+    kind: Kind
+    kept: Tensor
+    outputs: Tensor
+
+
+class Layered:
+    """A twin of the model's module whose layers' weights come from outside. Each thread needs one of its own."""
+
+    def __init__(self, model: Model) -> None:
+        """Make the twin; `layered` below tells whether it may be trusted."""
+        self.model = model
+        self.module = copy.deepcopy(model.module)
+        self._weights: dict[str, Tensor] = {}
+        self._seen: list[_Seen] = []
+        self._mean = False  # whether the loss gives only the mean of a batch
+        self.random = False  # whether layers draw random numbers, as dropout does
+        self._passed = self._formed = 0  # numbers that go through all layers for a record, and that measuring forms
+        self.layers = dict(_trained_layers(self.module))
+        for name, layer in self.layers.items():
+            _replace(layer, partial(self._run, name, layer))
+        for layer in self.module.modules():
+            if isinstance(getattr(layer, "inplace", None), bool):
+                setattr(layer, "inplace", False)  # noqa: B010 (what a layer put out must stay as it was)
+        _pool_first(self.module)
+        self.module.train()
+
+    def measure(self, seen: list[tuple[_Seen, Tensor]]) -> None:
+        """Note how much memory a record takes: what is kept and put out, with what follows it and its derivative."""
+        rows = len(seen[0][1])
+        self._passed = sum(one.kept.numel() + 3 * one.outputs.numel() for one, _ in seen) // rows
+        self._formed = sum(one.kind.formed(one.layer, one.kept) for one, _ in seen)
+        if self.model.ridge:
+            self._passed += self.model.dim
+
+    def owned(self) -> set[str]:
+        """Return the names of the parameters whose gradients are known."""
+        return {_named(name, part) for name, layer in self.layers.items() for part, _ in layer.named_parameters()}
+
+    def footprint(self, *, formed: bool) -> int:
+        """Return about how many numbers are held for each record, or also formed when its gradient is measured."""
+        return self._passed + self._formed * formed
+
+    def sums(
+        self,
+        weights: Tensor,
+        x: Tensor,
+        y: Tensor,
+        counts: Tensor | None,
+        bound: tuple[Tensor, Norm] | None,
+        clients: int,
+        *,
+        careful: bool = False,
+    ) -> Tensor:
+        """Return Σ_r counts[r]·(clipped) gradient of record r for each client, [clients, d].
+
+        weights: [d], the model of all clients, or [clients, d], one for each.
+        x, y: R records [R, ...], R/clients of each client.
+        counts: [R], how much each record counts: zero for one that only fills a gap. None where all count once.
+        bound: the clip norm of each record [R] and the norm it is meant in; None to clip nothing.
+        careful: leave out gradients that are not finite. Else one of them makes the sum not finite.
+        """
+        gradients = self.gradients(weights, x, y)
+        if bound is not None:
+            clip_norms, norm = bound
+            lengths = _lengths(gradients, norm, exact=careful)
+            if careful:
+                broken = ~torch.isfinite(lengths)
+                gradients = {name: part.without(broken) for name, part in gradients.items()}
+                lengths = lengths.masked_fill(broken, 0)
+            scales = torch.where(lengths > clip_norms, clip_norms / lengths, 1.0).to(weights.dtype)
+            counts = scales if counts is None else scales * counts
+        total: dict[str, Tensor] = {}
+        for name, part in gradients.items():
+            total |= {_named(name, key): value for key, value in part.weighted_sum(counts, clients).items()}
+        ordered = [total[name].reshape(clients, -1) for name in self.model.split(weights)]
+        return torch.cat(ordered, dim=1)
+
+    def record_lengths(self, weights: Tensor, x: Tensor, y: Tensor, norm: Norm) -> Tensor:
+        """Return the norm of each record's gradient [R], before any clip."""
+        return _lengths(self.gradients(weights, x, y), norm, exact=True)
+
+    def gradients(self, weights: Tensor, x: Tensor, y: Tensor) -> dict[str, RecordGradients]:
+        """Run and differentiate: the gradients of the records in each layer."""
+        seen = self.run(weights, x, y)
+        with torch.no_grad():
+            parts = {
+                one.name: one.kind.gradients(
+                    one.layer, one.kept.detach(), delta, biased=_named(one.name, "bias") in self._weights
+                )
+                for one, delta in seen
+            }
+            return self._with_ridge(parts, weights, len(x)) if self.model.ridge else parts
+
+    def run(self, weights: Tensor, x: Tensor, y: Tensor) -> list[tuple[_Seen, Tensor]]:
+        """Return what went through each layer, with the derivatives of the records' losses by its outputs."""
+        self._weights, self._seen = self.model.split(weights.detach()), []
+        with torch.enable_grad():
+            # Row r of a derivative by a layer's outputs is record r's own: records do not mix.
+            total = self._losses(self.module(x), y).sum()
+        deltas = torch.autograd.grad(
+            total, [one.outputs for one in self._seen], allow_unused=True, materialize_grads=True
+        )
+        seen, self._seen = list(zip(self._seen, deltas, strict=True)), []
+        return seen
+
+    def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return one value a record; a loss that gives a mean is asked for each record alone."""
+        if not self._mean:
+            losses = self.model.loss(outputs, y)
+            if losses.ndim:
+                return losses
+            self._mean = True
+        alone: Tensor = vmap(self.model.loss)(outputs[:, None], y[:, None])
+        return alone
+
+    def _run(self, name: str, layer: nn.Module, x: Tensor) -> Tensor:
+        """Run a layer under the weights that were handed in."""
+        kind = kind_of(layer)
+        assert kind is not None
+        parts = {part: self._weights[_named(name, part)] for part, _ in layer.named_parameters()}
+        kept, outputs = kind.run(layer, x, parts)
+        if not outputs.requires_grad:
+            outputs.requires_grad_()
+        self._seen.append(_Seen(name, layer, kind, kept, outputs))
+        return outputs
+
+    def _with_ridge(
+        self, parts: dict[str, RecordGradients], weights: Tensor, records: int
+    ) -> dict[str, RecordGradients]:
+        """Add the penalty's gradient κ·w to every record's, which must be formed for that."""
+        split = self.model.split(weights.expand(records, -1) if weights.ndim == 1 else
+                                 weights.repeat_interleave(records // len(weights), dim=0))  # fmt: skip
+        return {
+            name: Formed({key: g + self.model.ridge * split[_named(name, key)] for key, g in part.form().items()})
+            for name, part in parts.items()
+        }
+
+
+def layered(model: Model, x: Tensor, y: Tensor) -> Layered | None:
+    """Return the model as its layers, if a few public records show that it can be trained so; else None.
+
+    That every parameter is that of a known layer is not enough: a weight may be used elsewhere too, a layer's output be
+    changed in place, or a row be less than a record. So each layer must be used once, for one row a record that stays
+    as it is; and clipped sums must be those of records taken one by one, under one model and under two at once.
+    Whatever else a module does, the answer is no.
+    """
+    x, y = x[:8], y[:8]
+    twin = Layered(model)
+    names = {name for name, p in model.module.named_parameters(remove_duplicate=False) if p.requires_grad}
+    if twin.owned() != names or len(x) < 2:
+        return None
+    here = model.weights()
+    wave = torch.arange(len(here), dtype=here.dtype, device=here.device)
+    here = here + 0.1 * torch.cos(wave)  # away from the start: a layer of zeros would hide what happens before it
+    there = here + 0.01 * torch.sin(wave)
+    try:
+        twin.module.train()
+        seen = twin.run(here, x, y)
+        rows = {(len(one.kept), len(one.outputs), one.outputs._version) for one, _ in seen}
+        if sorted(one.name for one, _ in seen) != sorted(twin.layers) or rows != {(len(x), len(x), 0)}:
+            return None
+        twin.random = any(not torch.equal(a, b) for (_, a), (_, b) in zip(seen, twin.run(here, x, y), strict=True))
+        twin.measure(seen)
+        twin.module.eval()
+        model.module.eval()
+        agree = _agrees(twin, [here], x, y) and _agrees(twin, [here, there], x, y)
+    except (RuntimeError, IndexError, KeyError, ValueError, TypeError, AttributeError, BadInput):
+        return None
+    twin.module.train()
+    return twin if agree else None
+
+
+def _agrees(twin: Layered, models: list[Tensor], x: Tensor, y: Tensor) -> bool:
+    """Tell whether sums over clients with these models are those of their records taken one by one."""
+    each = len(x) // len(models)
+    shares = [slice(each * i, each * (i + 1)) for i in range(len(models))]
+    alone = [
+        torch.stack([twin.model.gradient(model, x[i : i + 1], y[i : i + 1]) for i in range(share.start, share.stop)])
+        for model, share in zip(models, shares, strict=True)
+    ]
+    middle = torch.cat([gradients.norm(dim=1) for gradients in alone]).median().item() or 1.0
+    rows = each * len(models)
+    counts, norms = models[0].new_ones(rows), torch.full((rows,), middle, device=models[0].device)
+    weights = models[0] if len(models) == 1 else torch.stack(models)
+    for bound in (None, (norms, 1), (norms, 2)):
+        ours = twin.sums(weights, x[:rows], y[:rows], counts, bound, len(models))
+        theirs = torch.stack([
+            gradients.sum(dim=0) if bound is None else sum_of_clipped([gradients], middle, bound[1])
+            for gradients in alone
+        ])  # fmt: skip
+        scale = theirs.abs().amax().item() if bound is None else middle
+        if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5 * scale):
+            return False
+    return True
+
+
+def sum_of_clipped_layered(twin: Layered, weights: Tensor, x: Tensor, y: Tensor, bound: RecordClip) -> Tensor:
+    """Clip the gradient of each record [B, ...] and return the sum [d]."""
+    counts = torch.ones(len(x), dtype=weights.dtype, device=weights.device)
+    norms = torch.full((len(x),), bound.clip_norm, dtype=torch.float64, device=weights.device)
+    return twin.sums(weights, x, y, counts, (norms, bound.norm), 1, careful=True)[0]
+
+
+def _lengths(gradients: dict[str, RecordGradients], norm: Norm, *, exact: bool) -> Tensor:
+    """Return the norm of each record's gradient over all layers [R], in double precision."""
+    total = torch.stack([part.powers(norm, exact=exact) for part in gradients.values()]).sum(dim=0)
+    return total if norm == 1 else total.sqrt()
+
+
+def _trained_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Find the layers of known kinds that are trained, whole; what is frozen stays in the module."""
+    for name, layer in module.named_modules():
+        parts = [p.requires_grad for p in layer.parameters(recurse=False)]
+        if kind_of(layer) is not None and parts and all(parts):
+            yield name, layer
+
+
+def _pool_first(module: nn.Module) -> None:
+    """Let max-pooling come before ReLU where one follows the other: equal, and on fewer numbers.
+
+    The largest of some numbers, or zero, is zero or the largest of them; so are the derivatives.
+    """
+    uses: dict[int, int] = {}
+    for _, layer in module.named_modules(remove_duplicate=False):
+        uses[id(layer)] = uses.get(id(layer), 0) + 1
+    for chain in module.modules():
+        if type(chain) is not nn.Sequential:
+            continue
+        for relu, pool in pairwise(chain):
+            once = uses[id(relu)] == uses[id(pool)] == 1
+            plain = type(pool) in (nn.MaxPool1d, nn.MaxPool2d) and not pool.return_indices
+            if once and plain and type(relu) is nn.ReLU:
+                _replace(pool, partial(_pool_then_relu, pool.forward))
+                _replace(relu, _as_it_is)
+
+
+def _replace(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
+    """Let one layer run in another way."""
+    layer.forward = forward
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def _pool_then_relu(pool: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return torch.relu(pool(x))
+
+
+def _named(layer: str, part: str) -> str:
+    """Return what the module calls a layer's parameter; a module that is itself a layer calls it by its part alone."""
+    return f"{layer}.{part}" if layer else part

@@ -1,0 +1,51 @@
+"""All clients' records side by side, so that those of many clients are one tensor."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpfl.federation import Records
+
+
+class Pool:
+    """Records of N clients, one after the other, and a last row of zeros that fills gaps: finite, and nobody's."""
+
+    def __init__(self, records: Sequence[Records]) -> None:
+        self.sizes = [len(one) for one in records]
+        *self.starts, self.gap = accumulate(self.sizes, initial=0)
+        self.x = torch.cat([*(one.x for one in records), torch.zeros_like(records[0].x[:1])])
+        self.y = torch.cat([*(one.y for one in records), torch.zeros_like(records[0].y[:1])])
+        self.device = self.x.device
+
+    def whole(self, clients: Sequence[int]) -> tuple[slice | Tensor, Tensor | None]:
+        """Return where all records of these clients lie, as many for each, and which are records and not gaps.
+
+        None where there are no gaps.
+        """
+        sizes = [self.sizes[client] for client in clients]
+        start, longest = self.starts[clients[0]], max(sizes)
+        together = clients[-1] - clients[0] == len(clients) - 1 and list(clients) == sorted(clients)
+        if together and min(sizes) == longest:
+            return slice(start, start + len(clients) * longest), None
+        first = torch.tensor([self.starts[client] for client in clients], device=self.device)[:, None]
+        each = torch.arange(longest, device=self.device)
+        if min(sizes) == longest:
+            return (first + each).flatten(), None
+        real = each < torch.tensor(sizes, device=self.device)[:, None]
+        return torch.where(real, first + each, self.gap).flatten(), real.flatten().to(self.x.dtype)
+
+    def some(self, clients: Sequence[int], positions: Sequence[NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
+        """Return the same of some records of each client, at these positions among its own."""
+        rows = np.full((len(clients), max(map(len, positions))), self.gap)
+        for row, client, chosen in zip(rows, clients, positions, strict=True):
+            row[: len(chosen)] = self.starts[client] + chosen
+        found = torch.from_numpy(rows.ravel()).to(self.device)
+        return found, (found != self.gap).to(self.x.dtype)
+
+    def take(self, rows: slice | Tensor) -> Records:
+        """Return the records that lie there."""
+        return Records(self.x[rows], self.y[rows])

@@ -1,0 +1,35 @@
+"""By which ways a model can be trained fast, as a few public records tell: an answer about private ones would leak."""
+
+from dataclasses import dataclass
+
+from dpfl.clients.layered import Layered, layered
+from dpfl.clients.least_squares import is_least_squares
+from dpfl.federation import Records
+from dpfl.models import Model
+
+
+@dataclass(frozen=True)
+class Ways:
+    """What is known about a model."""
+
+    layers: Layered | None  # the model as its layers; None where it has others than known ones
+    least_squares: bool  # whether it is a linear regression
+    vectorised: bool  # whether torch gives the gradients of many records at once; not asked where layers are known
+
+    def __str__(self) -> str:
+        if self.layers is not None:
+            return "from layers"
+        return "at once" if self.vectorised else "one by one"
+
+    @staticmethod
+    def none(model: Model, public: Records) -> "Ways":
+        """Take no way but the reference client's."""
+        return Ways(None, False, model.vectorises(public.x, public.y))
+
+
+def ways(model: Model, public: Records) -> Ways:
+    """Find out with some public records."""
+    layers = layered(model, public.x, public.y)
+    if layers is None:
+        return Ways.none(model, public)
+    return Ways(layers, is_least_squares(model, public.x, public.y), True)
