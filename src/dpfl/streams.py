@@ -44,15 +44,19 @@ class Streams:
         key = hashlib.blake2b(name, digest_size=32, key=self._root).digest()
         return Generator(SFC64(SeedSequence(int.from_bytes(key, "little"), pool_size=8)))
 
-    def on_device(
-        self, purpose: str, device: torch.device, *, client: int | None = None, round: int | None = None
+    def seed_device(
+        self, source: torch.Generator, purpose: str, *, client: int | None = None, round: int | None = None
     ) -> torch.Generator:
-        """Return a generator that draws on a GPU, seeded from the stream of this name with all 64 bits it can keep.
+        """Set a GPU's generator to the beginning of this stream, with all of the 64 bits that it can keep.
 
-        For simulations: 64 bits are fewer than the root has, but nobody else sees what a simulation draws.
+        For simulations: that is fewer than the root has, but nobody else sees what a simulation draws.
         """
-        seed = int(self.generator(purpose, client=client, round=round).integers(2**63))
-        return torch.Generator(device).manual_seed(seed)
+        return source.manual_seed(int(self.generator(purpose, client=client, round=round).integers(2**63)))
+
+
+def device_generator(device: torch.device) -> torch.Generator:
+    """Return a generator of a GPU's own, to be seeded before use."""
+    return torch.Generator(device)
 
 
 def fresh_seed() -> int:

@@ -1,12 +1,14 @@
-"""Sensitivity by brute force: change one unit of data and measure what the real client uploads.
+"""Sensitivity by brute force: change one unit of data and measure what the real clients upload.
 
 For every combination of clip, norm, batch, steps, schedule, proximal pull, noise place, unit and neighbours: the
 measured change never exceeds the derived bound, on random data and on a constructed worst case, and the worst case
-comes within 1 % of it. All in double precision; 1e-9 is left for rounding.
+comes within 1 % of it. That holds for the reference client, for the client that trains in company and for the sum that
+it forms with the others. All in double precision; 1e-9 is left for rounding.
 """
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import numpy as np
 import pytest
@@ -15,6 +17,9 @@ from torch import Tensor, nn
 
 from dpfl.clients import reference
 from dpfl.clients.clipping import clip
+from dpfl.clients.layered import Layered
+from dpfl.clients.stacked import StackedClients
+from dpfl.clients.ways import Ways, ways
 from dpfl.federation import Records
 from dpfl.models import Model
 from dpfl.orders import ClientClip, Full, ModelClip, Order, Poisson, RecordClip, sensitivity
@@ -25,19 +30,30 @@ CLIP = 0.7
 ROUNDING = 1 + 1e-9
 
 
-class Puppet(nn.Module):
-    """A model whose records dictate their own gradients, the worst that any loss could do.
+# A model whose records dictate their own gradients, the worst that any loss could do. A record is (push₀, push₁, turn).
+# While w₀ = 0 its gradient is `push`; anywhere else it is turn·sign(w₀) on the first coordinate. So all records can turn
+# on the smallest difference between two models. It is a linear layer that sees two rows of each record, `push` and
+# (1, 0), so that clients may train it together; the loss knows w₀ by the second row.
 
-    A record is (push₀, push₁, turn). While w₀ = 0 its gradient is `push`; anywhere else it is turn·sign(w₀) on the
-    first coordinate. So all records can turn on the smallest difference between two models.
-    """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+def puppets_loss(outputs: Tensor, turn: Tensor) -> Tensor:
+    pushed, first = outputs[:, 0, 0], outputs[:, 1, 0]
+    return torch.where(first == 0, pushed, turn * first.abs())
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.where(self.w[0] == 0, x[:, :2] @ self.w, x[:, 2] * self.w[0].abs())
+
+def puppet() -> Model:
+    layer = nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    nn.init.zeros_(layer.weight)
+    return Model(layer, puppets_loss)
+
+
+@cache
+def known_puppet() -> tuple[Model, Ways]:
+    """Ask once whether the clients may train together."""
+    model = puppet()
+    known = ways(model, records(np.random.default_rng(0).normal(size=(8, 3)).tolist()))
+    assert known.layers is not None
+    return model, known
 
 
 class TakesAll:
@@ -47,20 +63,70 @@ class TakesAll:
         return np.zeros(count)
 
 
+class Coins:
+    """Coins that are the same for neighbours: each call has its own, however many the calls before asked for."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.calls = seed, 0
+
+    def random(self, count: int) -> np.ndarray:
+        self.calls += 1
+        return np.random.default_rng([self.seed, self.calls]).random(count)
+
+
+class CoinsOf:
+    """Streams of which only coins are ever drawn; a generator is at its beginning, as theirs are."""
+
+    def __init__(self, coins: Callable[[], object]) -> None:
+        self.coins = coins
+
+    def generator(self, purpose: str, *, client: int | None = None, round: int | None = None) -> object:
+        return self.coins()
+
+
 def records(rows: list[list[float]]) -> Records:
-    return Records(torch.tensor(rows, dtype=torch.float64).reshape(-1, 3), torch.zeros(len(rows)))
+    table = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3)
+    first = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(len(table), 2)
+    return Records(torch.stack([table[:, :2], first], dim=1), table[:, 2])
 
 
-def released(order: Order, data: Records, broadcast: Tensor, coins: object) -> Tensor:
+COMPANY = records([[0.5, -0.3, 0.2], [1.5, 0.4, -2.0], [-0.1, 0.0, 0.3]])  # fewer than RECORDS: there are gaps to fill
+
+
+def by_reference(order: Order, data: Records, broadcast: Tensor, coins: Callable[[], object]) -> Tensor:
+    return reference.perform(
+        Charged(order, RECORDS), known_puppet()[0], broadcast, data,
+        batches=coins(), noise=np.random.default_rng(0),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def in_company(data: Records, coins: Callable[[], object]) -> StackedClients:
+    """Make the client that is measured the middle one of three, the others of which never change."""
+    model, known = known_puppet()
+    return StackedClients(model, (COMPANY, data, COMPANY), CoinsOf(coins), ways=known)  # type: ignore[arg-type]
+
+
+def paid_by_all(order: Order) -> dict[int, Charged]:
+    return {0: Charged(order, len(COMPANY)), 1: Charged(order, RECORDS), 2: Charged(order, 2)}
+
+
+def by_stacked(order: Order, data: Records, broadcast: Tensor, coins: Callable[[], object]) -> Tensor:
+    return in_company(data, coins).perform(paid_by_all(order), broadcast, 1, apart=True)[1]
+
+
+def by_sum(order: Order, data: Records, broadcast: Tensor, coins: Callable[[], object]) -> Tensor:
+    together = in_company(data, coins).perform(paid_by_all(order), broadcast, 1, apart=False)
+    return together.weighted_sum({0: 0.3, 1: 1.0, 2: 0.2})  # type: ignore[attr-defined, no-any-return]
+
+
+Performs = Callable[[Order, Records, Tensor, Callable[[], object]], Tensor]
+CLIENTS: list[Performs] = [by_reference, by_stacked, by_sum]
+each_client = pytest.mark.parametrize("performs", CLIENTS, ids=lambda performs: performs.__name__[3:])
+
+
+def released(order: Order, data: Records, broadcast: Tensor, coins: Callable[[], object], performs: Performs) -> Tensor:
     """Return what the client would noise: its upload, or the quantity inside a step."""
-    update = reference.perform(
-        Charged(order, RECORDS),
-        Model(Puppet(), lambda outputs, _: outputs),
-        broadcast,
-        data,
-        batches=coins,  # type: ignore[arg-type]
-        noise=np.random.default_rng(0),
-    )
+    update = performs(order, data, broadcast, coins)
     if order.noise_on == "upload":
         return update
     rate = order.batch.sampling_rate if isinstance(order.batch, Poisson) else 1.0
@@ -68,8 +134,14 @@ def released(order: Order, data: Records, broadcast: Tensor, coins: object) -> T
     return -update / order.learning_rates[0] * divisor  # undo the step to see the sum that noise would join
 
 
-def distance(order: Order, pair: tuple[Records, Records], broadcast: Tensor, coins: Callable[[], object]) -> float:
-    one, other = (released(order, data, broadcast, coins()) for data in pair)  # neighbours share the sampler's coins
+def distance(
+    order: Order,
+    pair: tuple[Records, Records],
+    broadcast: Tensor,
+    coins: Callable[[], object],
+    performs: Performs = by_reference,
+) -> float:
+    one, other = (released(order, data, broadcast, coins, performs) for data in pair)  # neighbours share the coins
     return float(torch.linalg.vector_norm(one - other, ord=order.clip.norm))
 
 
@@ -121,17 +193,21 @@ def worst_case(order: Order, unit: str, neighbours: str) -> tuple[tuple[Records,
     return (records(others * (RECORDS - 1) + [mine]), records(others * (RECORDS - 1) + [left])), origin
 
 
+@each_client
 @pytest.mark.parametrize(("order", "unit", "neighbours"), CASES, ids=label)
-def test_the_worst_case_comes_within_one_percent_and_not_beyond(order: Order, unit: str, neighbours: str) -> None:
-    measured = distance(order, *worst_case(order, unit, neighbours), TakesAll)
+def test_the_worst_case_comes_within_one_percent_and_not_beyond(
+    order: Order, unit: str, neighbours: str, performs: Performs
+) -> None:
+    measured = distance(order, *worst_case(order, unit, neighbours), TakesAll, performs)
     bound = derived(order, unit, neighbours)
     assert 0.99 * bound <= measured <= bound * ROUNDING
 
 
+@each_client
 @pytest.mark.parametrize(("order", "unit", "neighbours"), CASES, ids=label)
-def test_random_data_never_exceeds_the_bound(order: Order, unit: str, neighbours: str) -> None:
+def test_random_data_never_exceeds_the_bound(order: Order, unit: str, neighbours: str, performs: Performs) -> None:
     bound = derived(order, unit, neighbours)
-    for seed in range(6):
+    for seed in range(6 if performs is by_reference else 2):
         rng = np.random.default_rng(seed)
 
         def draw(count: int, rng: np.random.Generator = rng) -> list[list[float]]:
@@ -144,17 +220,18 @@ def test_random_data_never_exceeds_the_bound(order: Order, unit: str, neighbours
         else:  # the last record (or all of them) is missing from the second
             pair = records(common + draw(count)), records(common)
         start = torch.from_numpy(rng.normal(size=2) * (seed % 2))
-        measured = distance(order, pair, start, lambda seed=seed: np.random.default_rng(seed))
+        measured = distance(order, pair, start, lambda seed=seed: Coins(seed), performs)
         assert measured <= bound * ROUNDING
 
 
+@each_client
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf"), 1e308])
 @pytest.mark.parametrize("kind", [RecordClip, ClientClip, ModelClip])
-def test_a_broken_record_cannot_break_the_bound(kind: type, poison: float) -> None:
+def test_a_broken_record_cannot_break_the_bound(kind: type, poison: float, performs: Performs) -> None:
     order = Order(steps=1, learning_rate=0.5, clip=kind(CLIP))
     healthy = [[0.3, -0.2, 0.1]] * (RECORDS - 1)
     pair = records([*healthy, [poison, poison, poison]]), records([*healthy, [1.0, 1.0, 1.0]])
-    measured = distance(order, pair, torch.zeros(2, dtype=torch.float64), TakesAll)
+    measured = distance(order, pair, torch.zeros(2, dtype=torch.float64), TakesAll, performs)
     assert measured <= derived(order, "record", "replace") * ROUNDING
 
 
@@ -181,20 +258,73 @@ def divides_by_the_realised_size(
 right_sum = reference._sum_of_clipped
 
 
+# The same of the layers that all clients share. Three clients come with as many rows each, the measured one second.
+
+
+def layers_clip_the_batch(
+    self: Layered, weights: Tensor, x: Tensor, y: Tensor, counts: Tensor, bound: tuple, clients: int, **options: bool
+) -> Tensor:
+    rows = len(x) // 3
+    shares = [slice(rows * i, rows * (i + 1)) for i in range(3)]
+    sums = [right_sums(self, weights, x[i], y[i], counts[i] / counts[i].amin(), None, 1, **options) for i in shares]
+    kept = [clip(one[0] / rows, float(bound[0][0]), bound[1]) * rows for one in sums]
+    each = torch.stack([counts[i].amin() for i in shares])  # of the records of each client; none are gaps here
+    return (each @ torch.stack(kept))[None] if clients == 1 else torch.stack(kept)
+
+
+def layers_clip_each_coordinate(
+    self: Layered, weights: Tensor, x: Tensor, y: Tensor, counts: Tensor, bound: tuple, clients: int, **options: bool
+) -> Tensor:
+    gradients = torch.cat(
+        [right_sums(self, weights, x[i : i + 1], y[i : i + 1], None, None, 1, **options) for i in range(len(x))]
+    )
+    clamped = gradients.clamp(-bound[0][0], bound[0][0])
+    counts = torch.ones(len(x), dtype=torch.float64) if counts is None else counts
+    return (clamped * counts[:, None]).view(clients, -1, 2).sum(dim=1)
+
+
+def layers_divide_by_the_realised_size(
+    self: Layered, weights: Tensor, x: Tensor, y: Tensor, counts: Tensor, bound: tuple, clients: int, **options: bool
+) -> Tensor:
+    shares = counts.view(3, -1)
+    realised = (shares != 0).sum(dim=1, keepdim=True)
+    factor = (shares / realised * torch.tensor([[3], [RECORDS], [2]]) * 0.4).flatten()
+    return right_sums(self, weights, x, y, factor, bound, clients, **options)
+
+
+right_sums = Layered.sums
+
+
+@each_client
 @pytest.mark.parametrize(
-    ("wrong", "batch", "rows"),
+    ("wrong", "wrong_layers", "batch", "rows"),
     [
-        (clips_the_batch, Full(), ([[9.0, 0, 0]] * 11 + [[-1e6, 0, 0]], [[9.0, 0, 0]] * 12)),
-        (clips_each_coordinate, Full(), ([[0.0, 0, 0]] * 11 + [[9.0, 9, 0]], [[0.0, 0, 0]] * 11 + [[-9.0, -9, 0]])),
-        (divides_by_the_realised_size, Poisson(0.4), ([[-9.0, 0, 0], [9.0, 0, 0]], [[9.0, 0, 0]])),
+        (
+            clips_the_batch, layers_clip_the_batch, Full(),
+            ([[9.0, 0, 0]] * 11 + [[-1e6, 0, 0]], [[9.0, 0, 0]] * 12),
+        ),
+        (
+            clips_each_coordinate, layers_clip_each_coordinate, Full(),
+            ([[0.0, 0, 0]] * 11 + [[9.0, 9, 0]], [[0.0, 0, 0]] * 11 + [[-9.0, -9, 0]]),
+        ),
+        (
+            divides_by_the_realised_size, layers_divide_by_the_realised_size, Poisson(0.4),
+            ([[-9.0, 0, 0], [9.0, 0, 0]], [[9.0, 0, 0]]),
+        ),
     ],
-)
+)  # fmt: skip
 def test_wrong_twins_are_caught(
-    wrong: Callable[..., Tensor], batch: Full | Poisson, rows: tuple[list, list], monkeypatch: pytest.MonkeyPatch
+    wrong: Callable[..., Tensor],
+    wrong_layers: Callable[..., Tensor],
+    batch: Full | Poisson,
+    rows: tuple[list, list],
+    performs: Performs,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     order = Order(steps=1, learning_rate=0.5, batch=batch, clip=RecordClip(CLIP))
     neighbours = "replace" if len(rows[0]) == len(rows[1]) else "add-remove"
     pair, origin = tuple(records(side) for side in rows), torch.zeros(2, dtype=torch.float64)
-    assert distance(order, pair, origin, TakesAll) <= derived(order, "record", neighbours) * ROUNDING
+    assert distance(order, pair, origin, TakesAll, performs) <= derived(order, "record", neighbours) * ROUNDING
     monkeypatch.setattr(reference, "_sum_of_clipped", wrong)
-    assert distance(order, pair, origin, TakesAll) > 1.2 * derived(order, "record", neighbours)
+    monkeypatch.setattr(Layered, "sums", wrong_layers)
+    assert distance(order, pair, origin, TakesAll, performs) > 1.2 * derived(order, "record", neighbours)

@@ -27,7 +27,7 @@ from torch.nn import functional
 import dpfl
 from dpfl import round as round_module
 from dpfl import training
-from dpfl.clients.reference import ReferenceClients
+from dpfl.clients.stacked import StackedClients
 from dpfl.errors import BadInput, BudgetRefused, Caution
 from dpfl.federation import Everyone, Federation, Schedule
 from dpfl.orders import UNPAID, ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip, sensitivity
@@ -173,11 +173,13 @@ class Seen:
     model: Tensor | None = None
 
 
-def spy(seen: Seen, path: Path, promise: Promise | None) -> type[ReferenceClients]:
+def spy(seen: Seen, path: Path, promise: Promise | None) -> type[StackedClients]:
     """Make clients that read the ledger's file before they compute anything."""
 
-    class Spy(ReferenceClients):
-        def perform(self, charged: Mapping[int, Any], broadcast: Tensor, round: int) -> dict[int, Tensor]:
+    class Spy(StackedClients):
+        def perform(
+            self, charged: Mapping[int, Any], broadcast: Tensor, round: int, *, apart: bool = True
+        ) -> Mapping[int, Tensor]:
             with closing(Books(path, create=False)) as books:
                 fresh = books.charges_of_others(NOBODY, seen.charges)
                 seen.charges = books.last_charge()
@@ -195,7 +197,7 @@ def spy(seen: Seen, path: Path, promise: Promise | None) -> type[ReferenceClient
             seen.performed.append({client: paid.order for client, paid in charged.items()})
             seen.weights.append({})
             seen.downlink.append(0.0)
-            return super().perform(charged, broadcast, round)
+            return super().perform(charged, broadcast, round, apart=apart)
 
         def answer(self, questions: Any, before: Tensor, uploads: Any, after: Tensor) -> Any:
             seen.asked |= set(questions)
@@ -271,7 +273,7 @@ def train(
             for grant in grants:
                 books.grant(grant)
         with (
-            mock.patch.object(training, "ReferenceClients", spy(seen, path, promise)),
+            mock.patch.object(training, "StackedClients", spy(seen, path, promise)),
             mock.patch.object(round_module, "aggregate", aggregate),
             mock.patch.object(round_module, "add_noise", add_noise),
         ):
@@ -713,18 +715,24 @@ def test_a_seed_repeats_a_training_bit_for_bit_and_another_does_not(case: Case) 
 def test_two_clients_and_two_rounds_never_share_noise(case: Case) -> None:
     """Equal clients in equal rounds differ in nothing but the batch and the noise: their uploads must differ."""
     uploads: list[Tensor] = []
-    right = ReferenceClients.perform
+    sums: list[Tensor] = []  # of each round, where noise is drawn for all at once
+    right = StackedClients.perform
 
-    def perform(self: ReferenceClients, charged: Any, broadcast: Tensor, round: int) -> dict[int, Tensor]:
-        told = right(self, charged, torch.zeros_like(broadcast), round)
-        uploads.extend(told[client] / torch.linalg.vector_norm(told[client]) for client in told)
+    def perform(
+        self: StackedClients, charged: Any, broadcast: Tensor, round: int, *, apart: bool = True
+    ) -> Mapping[int, Tensor]:
+        origin = torch.zeros_like(broadcast)
+        told = right(self, charged, origin, round, apart=True)
+        uploads.extend(told.values())
+        sums.append(right(self, charged, origin, round, apart=False).weighted_sum(dict.fromkeys(charged, 1.0)))
         return told
 
-    with mock.patch.object(ReferenceClients, "perform", perform):
+    with mock.patch.object(StackedClients, "perform", perform):
         train(case.system)
-    together = torch.stack(uploads)
-    alike = together @ together.T - torch.eye(len(together))
-    assert alike.abs().max() < 0.9999
+    for found in (uploads, sums):
+        together = torch.stack([one / torch.linalg.vector_norm(one) for one in found])
+        alike = together @ together.T - torch.eye(len(together))
+        assert alike.abs().max() < 0.9999
 
 
 def test_every_kind_of_clip_is_covered() -> None:

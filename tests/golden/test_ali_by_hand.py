@@ -9,7 +9,7 @@ drawn again from the streams, and the noise is switched to known vectors. Tolera
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,6 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import nn
 
-from dpfl.clients.reference import ReferenceClients
 from dpfl.federation import Records, Schedule
 from dpfl.models import Model
 from dpfl.privacy.ledger import Ledger
@@ -165,13 +164,13 @@ def known_noise(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return switch_noise(monkeypatch, noise_vectors())
 
 
-def played(system: ALIDPFL, rounds: int) -> Iterator[tuple]:
+def played(system: ALIDPFL, rounds: int, clients_of: Callable) -> Iterator[tuple]:
     """Yield (state, outcome): first as the training begins, then after each real round."""
     module = nn.Linear(2, 1).double()
     model = Model(module, lambda outputs, targets: (outputs.squeeze(-1) - targets).square())
     model.load(torch.from_numpy(START))
     streams, clients = Streams(SEED), tuple(map(records_of, CLIENTS))
-    performers = ReferenceClients(model, clients, streams)
+    performers = clients_of(model, clients, streams)
     ledger = Ledger(system.promise(SIZES), SIZES)
     known = look((), clients=performers, model=model, validation=NOBODY)
     state = system.begin(Problem(SIZES, 3, Schedule(system.cohorts(3), streams)), model.weights(), known)
@@ -207,14 +206,14 @@ def most_steps(case: Case) -> int:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_three_rounds(case: Case, known_noise: list[float]) -> None:
+def test_three_rounds(case: Case, clients_of: Callable, known_noise: list[float]) -> None:
     most = most_steps(case)
     expected = walk(case, most, 3)
     system = ALIDPFL(
         rounds=case.rounds, local_steps=case.first, lr=RATE, clip=CLIP, sampling_rate=case.q, epsilon=case.epsilon,
         delta=case.delta, noise_multiplier=case.sigma, heterogeneity=GAMMA, calibration=case.calibration,
     )  # fmt: skip
-    stages = list(played(system, 3))
+    stages = list(played(system, 3, clients_of))
     assert stages[0][0].left == (most,) * 3
     for k, (state, outcome) in enumerate(stages[1:]):
         assert [order.steps for order in outcome.orders.values()] == [expected.steps[k]] * 3
@@ -257,7 +256,7 @@ def test_the_number_that_was_taken_on_trust() -> None:
     assert spent[0] <= case.epsilon < spent[1]
 
 
-def test_an_empty_batch_is_noised_like_any_other(known_noise: list[float]) -> None:
+def test_an_empty_batch_is_noised_like_any_other(clients_of: Callable, known_noise: list[float]) -> None:
     # At q = 0.05 the two records of client 0 are almost never drawn: its upload is −η/(q·n)·σC·u, nothing else.
     drawn = Streams(SEED).generator("batches", client=0, round=1).random(2) < 0.05
     assert not drawn.any()
@@ -265,14 +264,18 @@ def test_an_empty_batch_is_noised_like_any_other(known_noise: list[float]) -> No
         rounds=5, lr=RATE, clip=CLIP, sampling_rate=0.05, noise_multiplier=2.0, epsilon=1.0, calibration="paper"
     )
     uploads = []
-    monitor = ReferenceClients.perform
 
-    def watch(self, charged, broadcast, round):
-        uploads.append(monitor(self, charged, broadcast, round))
-        return uploads[-1]
+    def watched(*args):
+        clients = clients_of(*args)
+        perform = clients.perform
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ReferenceClients, "perform", watch)
-        list(played(system, 1))
+        def watch(*paid, **options):
+            uploads.append(perform(*paid, **options))
+            return uploads[-1]
+
+        clients.perform = watch
+        return clients
+
+    list(played(system, 1, watched))
     expected = -RATE / (0.05 * 2) * 2.0 * CLIP * next(noise_vectors())
     assert uploads[0][0].numpy() == pytest.approx(expected, rel=1e-6)

@@ -17,7 +17,6 @@ from scipy.optimize import brentq
 from scipy.stats import norm as normal
 from torch import nn
 
-from dpfl.clients.reference import ReferenceClients
 from dpfl.federation import Records, Schedule
 from dpfl.models import Model
 from dpfl.models.architectures import squared_error
@@ -101,14 +100,14 @@ def known_noise(monkeypatch):
     return switch_noise(monkeypatch, PATTERNS, noted=lambda law: law)
 
 
-def played(system, data, rounds=2):
+def played(system, data, clients_of, rounds=2):
     """Play with the real round, clients and ledger; return the model after each round and the orders."""
     model, streams = linear(), Streams(0)
     records = tuple(Records(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data)
     sizes = tuple(map(len, records))
     problem = Problem(sizes, model.dim, Schedule(system.cohorts(len(sizes)), streams))
     state = system.begin(problem, model.weights(), Feedback())
-    clients, ledger = ReferenceClients(model, records, streams), Ledger(system.promise(sizes), sizes)
+    clients, ledger = clients_of(model, records, streams), Ledger(system.promise(sizes), sizes)
     models, orders = [], []
     for _ in range(rounds):
         state, outcome = play(
@@ -127,14 +126,14 @@ def test_the_turns_of_this_page():
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("calibration", ["paper", "tight"])
 @pytest.mark.parametrize(("mechanism", "length"), [("laplace", 1), ("gaussian", 2), ("gaussian", 1)])
-def test_two_rounds(mechanism, length, calibration, schedule, known_noise):
+def test_two_rounds(mechanism, length, calibration, schedule, clients_of, known_noise):
     options, rate = SCHEDULES[schedule]
     system = DPFedAvg(
         mechanism=mechanism, calibration=calibration, rounds=R, cohort=K, local_steps=E, clip=CLIP[length],
         epsilon=EPSILONS, delta=0.0 if mechanism == "laplace" else DELTA, norm=length, **options,
     )  # fmt: skip
     data = federation()
-    models, orders = played(system, data)
+    models, orders = played(system, data, clients_of)
 
     theta, turn, lengths = np.array([0.3, -0.2, 0.1]), count(), []
     for t, (reached, ordered) in enumerate(zip(models, orders, strict=True)):
@@ -165,7 +164,7 @@ def test_two_rounds(mechanism, length, calibration, schedule, known_noise):
 
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
-def test_of_equal_clients_it_is_the_papers_average_of_models(mechanism, known_noise):
+def test_of_equal_clients_it_is_the_papers_average_of_models(mechanism, clients_of, known_noise):
     # θ ← (N/b)·Σ (n_l/n)·θ̂_l as Algorithm 1 prints it.
     sizes, length = (3, 3, 3, 3), 1 if mechanism == "laplace" else 2
     data = federation(sizes)
@@ -173,7 +172,7 @@ def test_of_equal_clients_it_is_the_papers_average_of_models(mechanism, known_no
         mechanism=mechanism, calibration="paper", rounds=R, cohort=K, local_steps=E, clip=CLIP[length],
         epsilon=EPSILONS, lr=0.1, delta=0.0 if mechanism == "laplace" else DELTA,
     )  # fmt: skip
-    models, _ = played(system, data)
+    models, _ = played(system, data, clients_of)
     theta, turn = np.array([0.3, -0.2, 0.1]), count()
     for t, reached in enumerate(models):
         average = np.zeros(3)

@@ -23,7 +23,6 @@ from scipy.stats import norm
 from torch import nn
 from torch.nn import functional
 
-from dpfl.clients.reference import ReferenceClients
 from dpfl.federation import Schedule
 from dpfl.models import Model
 from dpfl.privacy.ledger import Ledger
@@ -138,7 +137,7 @@ def known_noise(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return switch_noise(monkeypatch, noise_vectors())
 
 
-def played(system: System, rounds: int = 2) -> list:
+def played(system: System, clients_of: Callable, rounds: int = 2) -> list:
     """Return the state as the training begins and after each real round."""
     model = Model(
         nn.Linear(2, 3).double(),
@@ -151,7 +150,7 @@ def played(system: System, rounds: int = 2) -> list:
         tuple(records_of(rows, torch.int64) for rows in CLIENTS),
         records_of(PUBLIC, torch.int64),
     )
-    performers = ReferenceClients(model, clients, streams)
+    performers = clients_of(model, clients, streams)
     ledger = Ledger(system.promise(SIZES), SIZES)
     known = look((), clients=performers, model=model, validation=validation)
     states = [system.begin(Problem(SIZES, DIM, Schedule(system.cohorts(2), streams)), model.weights(), known)]
@@ -180,13 +179,13 @@ def assert_models(states: list, models: list[np.ndarray]) -> None:
 # FedAvg with DP-SGD
 
 
-def test_dpsgd_fedavg_with_exact_noise_on_full_batches(known_noise: list[float]) -> None:
+def test_dpsgd_fedavg_with_exact_noise_on_full_batches(clients_of: Callable, known_noise: list[float]) -> None:
     # R·τ = 15 releases of μ = 1/z are one of √15/z.
     multipliers = [math.sqrt(5 * 3) / exact_mu(*budget) for budget in zip(EPSILON, DELTA, strict=True)]
     system = DPSGDFedAvg(
         rounds=5, local_steps=3, lr=RATE, clip=CLIP, sampling_rate=1.0, epsilon=EPSILON, delta=DELTA
     )  # fmt: skip
-    states, noise = played(system), noise_vectors()
+    states, noise = played(system, clients_of), noise_vectors()
     assert states[0].noise_multipliers == pytest.approx(multipliers, rel=1e-6)
     models = walk(lambda w, i, round: dpsgd(
         w, i, round, steps=3, q=1.0, clip=CLIP, multiplier=multipliers[i], noise=noise
@@ -196,12 +195,12 @@ def test_dpsgd_fedavg_with_exact_noise_on_full_batches(known_noise: list[float])
     assert [state.left for state in states] == [(15, 15), (12, 12), (9, 9)]
 
 
-def test_dpsgd_fedavg_with_given_noise_on_sampled_batches(known_noise: list[float]) -> None:
+def test_dpsgd_fedavg_with_given_noise_on_sampled_batches(clients_of: Callable, known_noise: list[float]) -> None:
     system = DPSGDFedAvg(
         rounds=5, local_steps=2, lr=RATE, clip=CLIP, sampling_rate=0.6, noise_multiplier=2.5, epsilon=EPSILON,
         delta=DELTA, calibration="paper",
     )  # fmt: skip
-    states, noise = played(system), noise_vectors()
+    states, noise = played(system, clients_of), noise_vectors()
     settings = {"steps": 2, "q": 0.6, "clip": CLIP, "multiplier": 2.5, "noise": noise}
     together = average([dpsgd(START, i, 1, **settings) for i in range(2)])
     # The smaller budget affords three steps, not four: in the second round the other client is the average.
@@ -213,12 +212,12 @@ def test_dpsgd_fedavg_with_given_noise_on_sampled_batches(known_noise: list[floa
     assert states[2].left == (1, states[0].left[1] - 4)
 
 
-def test_dpsgd_fedavg_with_the_papers_noise(known_noise: list[float]) -> None:
+def test_dpsgd_fedavg_with_the_papers_noise(clients_of: Callable, known_noise: list[float]) -> None:
     system = DPSGDFedAvg(
         rounds=4, local_steps=2, lr=RATE, clip=CLIP, sampling_rate=0.6, epsilon=EPSILON, delta=DELTA,
         calibration="paper",
     )  # fmt: skip
-    states, noise = played(system), noise_vectors()
+    states, noise = played(system, clients_of), noise_vectors()
     multipliers = states[0].noise_multipliers
     for z, epsilon, delta in zip(multipliers, EPSILON, DELTA, strict=True):
         assert ali_claim(0.6, z, 8, delta) <= epsilon < ali_claim(0.6, z * (1 - 2e-5), 8, delta)
@@ -232,14 +231,14 @@ def test_dpsgd_fedavg_with_the_papers_noise(known_noise: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("patience", "sampling_rate"), [(1, 1.0), (2, 0.7)])
-def test_adap_dpfl(patience: int, sampling_rate: float, known_noise: list[float]) -> None:
+def test_adap_dpfl(patience: int, sampling_rate: float, clients_of: Callable, known_noise: list[float]) -> None:
     steps, rounds, factor, decay = 2, 6, 1.3, 0.8
     granted = (45.0, 35.0)  # so large that the mean gradient stands out from the noise
     system = AdapDPFL(
         rounds=rounds, local_steps=steps, lr=RATE, clip=CLIP, clip_factor=factor, sampling_rate=sampling_rate,
         noise_decay=decay, patience=patience, epsilon=granted, delta=DELTA,
     )  # fmt: skip
-    states, noise = played(system), noise_vectors()
+    states, noise = played(system, clients_of), noise_vectors()
     first = states[0].noise_multipliers
     for z, epsilon, delta in zip(first, granted, DELTA, strict=True):
         if sampling_rate == 1:
@@ -279,9 +278,9 @@ def test_adap_dpfl(patience: int, sampling_rate: float, known_noise: list[float]
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("pull", [0.0, 0.5, 4.0])
-def test_pe_dpfl(steps: int, pull: float, known_noise: list[float]) -> None:
+def test_pe_dpfl(steps: int, pull: float, clients_of: Callable, known_noise: list[float]) -> None:
     system = PEDPFL(rounds=6, local_steps=steps, lr=RATE, clip=CLIP, proximal=pull, epsilon=EPSILON, delta=DELTA)
-    states, noise = played(system), noise_vectors()
+    states, noise = played(system, clients_of), noise_vectors()
     stds = []
     for i, n in enumerate(SIZES):
         # After the first step the two runs differ by 2ηC/n; then each step pulls both back by 1 − ημ and turns every
@@ -306,9 +305,9 @@ def test_pe_dpfl(steps: int, pull: float, known_noise: list[float]) -> None:
 
 
 @pytest.mark.parametrize("fall", [0.0, 0.3, 0.9])
-def test_lei(fall: float, known_noise: list[float]) -> None:
+def test_lei(fall: float, clients_of: Callable, known_noise: list[float]) -> None:
     system = Lei(rounds=8, lr=RATE, clip=CLIP, noise_fall=fall, epsilon=EPSILON, delta=DELTA)
-    states, noise = played(system), noise_vectors()
+    states, noise = played(system, clients_of), noise_vectors()
     stds = {}
     for i, n in enumerate(SIZES):
         first = 2 * RATE * CLIP / n * math.sqrt(8) / exact_mu(EPSILON[i], DELTA[i])

@@ -19,7 +19,6 @@ from scipy.optimize import brentq
 from scipy.stats import norm as normal
 from torch import nn
 
-from dpfl.clients.reference import ReferenceClients
 from dpfl.federation import Records, Schedule
 from dpfl.models import Model
 from dpfl.models.architectures import cross_entropy
@@ -103,14 +102,14 @@ def known_noise(monkeypatch):
     return switch_noise(monkeypatch, PATTERNS, noted=lambda law: law)
 
 
-def played(system, data, *, dense=False):
+def played(system, data, clients_of):
     """Play two rounds with the real round, clients and ledger; return the model after each, and the orders."""
     model, streams = softmax(), Streams(SEED)
     records = tuple(Records(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data)
     sizes = tuple(map(len, records))
     problem = Problem(sizes, model.dim, Schedule(system.cohorts(len(sizes)), streams))
     state = system.begin(problem, model.weights(), Feedback())
-    clients, ledger = ReferenceClients(model, records, streams, dense=dense), Ledger(system.promise(sizes), sizes)
+    clients, ledger = clients_of(model, records, streams), Ledger(system.promise(sizes), sizes)
     models, orders = [], []
     for _ in range(2):
         state, outcome = play(
@@ -144,18 +143,17 @@ def walked(data, size_of, rate, length, q=None, sizes=SIZES):
     return models, lengths, samples
 
 
-@pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("calibration", ["paper", "tight"])
 @pytest.mark.parametrize(("mechanism", "length"), [("laplace", 1), ("gaussian", 2)])
-def test_two_rounds_on_all_records(mechanism, length, calibration, schedule, dense, known_noise):
+def test_two_rounds_on_all_records(mechanism, length, calibration, schedule, clients_of, known_noise):
     options, rate = SCHEDULES[schedule]
     system = FedSGDDPC(
         mechanism=mechanism, calibration=calibration, rounds=R, cohort=K, clip=CLIP[length], epsilon=EPSILONS,
         delta=0.0 if mechanism == "laplace" else DELTAS, **options,
     )  # fmt: skip
     data = federation()
-    models, orders = played(system, data, dense=dense)
+    models, orders = played(system, data, clients_of)
     noise = papers_noise if calibration == "paper" else exact_noise
     expected, lengths, _ = walked(data, lambda client: noise(mechanism, client), rate, length)
     for t, ordered in enumerate(orders):
@@ -171,7 +169,7 @@ def test_two_rounds_on_all_records(mechanism, length, calibration, schedule, den
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_two_rounds_on_samples_with_the_papers_noise(schedule, known_noise):
+def test_two_rounds_on_samples_with_the_papers_noise(schedule, clients_of, known_noise):
     options, rate = SCHEDULES[schedule]
     system = FedSGDDPC(
         calibration="paper",
@@ -184,7 +182,7 @@ def test_two_rounds_on_samples_with_the_papers_noise(schedule, known_noise):
         **options,
     )
     data = federation()
-    models, _ = played(system, data)
+    models, _ = played(system, data, clients_of)
     expected, lengths, samples = walked(data, lambda client: papers_noise("gaussian", client), rate, 2, Q)
     np.testing.assert_allclose(models, expected, rtol=0, atol=1e-6)
     assert min(lengths) < CLIP[2] < max(lengths)
@@ -192,12 +190,12 @@ def test_two_rounds_on_samples_with_the_papers_noise(schedule, known_noise):
     assert len(set(samples)) > 2
 
 
-def test_two_rounds_on_samples_with_exact_noise(known_noise):
+def test_two_rounds_on_samples_with_exact_noise(clients_of, known_noise):
     # Four rounds of three clients: everybody answers three times, so that one noise multiplier serves all.
     epsilon, delta, rounds, replies = 2.0, 1e-3, 4, 3
     system = FedSGDDPC(rounds=rounds, cohort=K, clip=CLIP[2], epsilon=epsilon, delta=delta, sampling_rate=Q, lr=0.7)
     data = federation()
-    models, orders = played(system, data)
+    models, orders = played(system, data, clients_of)
     multipliers = {
         order.noise.std / CLIP[2] for ordered in orders for order in ordered.values()
     }  # an added record moves by C
@@ -217,7 +215,7 @@ def test_two_rounds_on_samples_with_exact_noise(known_noise):
 
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
-def test_of_equal_clients_it_is_the_papers_average_of_models(mechanism, known_noise):
+def test_of_equal_clients_it_is_the_papers_average_of_models(mechanism, clients_of, known_noise):
     # θ ← (N/b)·Σ (d_i/d)·θ_i as Algorithm 1 prints it.
     sizes, length = (4,) * N, 1 if mechanism == "laplace" else 2
     data = federation(sizes)
@@ -225,7 +223,7 @@ def test_of_equal_clients_it_is_the_papers_average_of_models(mechanism, known_no
         mechanism=mechanism, calibration="paper", rounds=R, cohort=K, clip=CLIP[length], epsilon=2.0, lr=0.7,
         delta=0.0 if mechanism == "laplace" else 1e-3,
     )  # fmt: skip
-    models, _ = played(system, data)
+    models, _ = played(system, data, clients_of)
     replies = K * R / N
     size = {1: 2 * replies * CLIP[1] / (4 * 2), 2: CLIP[2] * math.sqrt(2 * replies * math.log(1e3)) / (4 * 2)}[length]
     theta, turn = START, count()

@@ -17,7 +17,6 @@ from scipy.optimize import brentq
 from scipy.stats import norm as normal
 from torch import nn
 
-from dpfl.clients.reference import ReferenceClients
 from dpfl.federation import Records, Schedule
 from dpfl.models import Model
 from dpfl.models.architectures import squared_error
@@ -82,14 +81,14 @@ def known_noise(monkeypatch):
     }
 
 
-def played(system, data):
+def played(system, data, clients_of):
     """Play two rounds with the real round, clients and ledger; return models, cohorts, orders and certificate."""
     model, streams = linear(), Streams(SEED)
     records = tuple(Records(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data)
     sizes = tuple(map(len, records))
     problem = Problem(sizes, model.dim, Schedule(system.cohorts(len(sizes)), streams))
     state = system.begin(problem, model.weights(), Feedback())
-    clients, ledger = ReferenceClients(model, records, streams), Ledger(system.promise(sizes), sizes)
+    clients, ledger = clients_of(model, records, streams), Ledger(system.promise(sizes), sizes)
     models, cohorts, orders = [], [], []
     for _ in range(2):
         state, outcome = play(
@@ -136,10 +135,10 @@ CLASSICAL = math.sqrt(2 * math.log(1.25 / DELTA))  # c
 
 
 @pytest.mark.parametrize(("rounds", "exposures"), [(7, 1), (7, 3), (6, 3), (5, 3)])
-def test_the_paper_where_all_take_part(rounds, exposures, known_noise):
+def test_the_paper_where_all_take_part(rounds, exposures, clients_of, known_noise):
     data, everyone = federation(), [list(range(N))] * 2
     system = NbAFL(calibration="paper", rounds=rounds, exposures=exposures, local_steps=STEPS, **OPTIONS)
-    models, cohorts, orders, _ = played(system, data)
+    models, cohorts, orders, _ = played(system, data, clients_of)
     sigma_u = CLASSICAL * exposures * (2 * C / M) / EPSILON
     sigma_d = 0.0
     if rounds > exposures * math.sqrt(N):  # Theorem 1
@@ -154,12 +153,12 @@ def test_the_paper_where_all_take_part(rounds, exposures, known_noise):
 
 
 @pytest.mark.parametrize("rounds", [6, 7, 20])
-def test_the_paper_where_k_take_part_at_random(rounds, known_noise):
+def test_the_paper_where_k_take_part_at_random(rounds, clients_of, known_noise):
     k, exposures = 2, 2
     data, expected_cohorts = federation(), [drawn(round, N, k) for round in (1, 2)]
     assert expected_cohorts[0] != expected_cohorts[1]
     system = NbAFL(calibration="paper", rounds=rounds, exposures=exposures, local_steps=STEPS, cohort=k, **OPTIONS)
-    models, cohorts, _, _ = played(system, data)
+    models, cohorts, _, _ = played(system, data, clients_of)
     sigma_u = CLASSICAL * exposures * (2 * C / M) / EPSILON
     # Lemma 4, with γ = −ln(1 − 1/2 + e^{−3/(2√2)}/2) = 0.4256: ε/γ = 7.05.
     gamma = -math.log(1 - k / N + k / N * math.exp(-EPSILON / (exposures * math.sqrt(k))))
@@ -182,10 +181,10 @@ def exact_downlink(needed, own):
 
 
 @pytest.mark.parametrize(("rounds", "clipping"), [(12, None), (12, "model"), (3, None)])
-def test_exact_noise_where_all_take_part(rounds, clipping, known_noise):
+def test_exact_noise_where_all_take_part(rounds, clipping, clients_of, known_noise):
     data, everyone, exposures = federation(), [list(range(N))] * 2, 2
     system = NbAFL(rounds=rounds, exposures=exposures, clipping=clipping, **OPTIONS)
-    models, _, orders, certificate = played(system, data)
+    models, _, orders, certificate = played(system, data, clients_of)
     # One step of clipped record gradients proves 2ηC/n_i, clipped parameters prove 2C.
     bounds = [2 * C] * N if clipping == "model" else [2 * RATE * C / n for n in SIZES]
     uplink = [bound * math.sqrt(exposures) / gaussian_mu() for bound in bounds]
@@ -206,11 +205,11 @@ def test_exact_noise_where_all_take_part(rounds, clipping, known_noise):
     np.testing.assert_allclose(models, expected, rtol=0, atol=1e-6)
 
 
-def test_exact_noise_where_k_take_part_at_random(known_noise):
+def test_exact_noise_where_k_take_part_at_random(clients_of, known_noise):
     sizes, k, rounds = (5,) * 4, 2, 9
     data = federation(sizes)
     system = NbAFL(rounds=rounds, cohort=k, **OPTIONS)
-    models, cohorts, _, _ = played(system, data)
+    models, cohorts, _, _ = played(system, data, clients_of)
     bound = 2 * RATE * C / 5
     uplink = bound / gaussian_mu()
     turns = [drawn(round, 4, k) for round in range(1, rounds + 1)]

@@ -6,7 +6,7 @@ vectors. Tolerance 1e-6, beside an exact calibration that is rounded to the safe
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +17,6 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import nn
 
-from dpfl.clients.reference import ReferenceClients
 from dpfl.federation import Schedule
 from dpfl.models import Model
 from dpfl.privacy.ledger import Ledger
@@ -134,14 +133,14 @@ def known_noise(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return switch_noise(monkeypatch, NOISE)
 
 
-def played(system: UDP) -> Iterator[tuple]:
+def played(system: UDP, clients_of: Callable) -> Iterator[tuple]:
     """Yield (state, outcome) after each of two real rounds."""
     module = nn.Linear(2, 1).double()
     model = Model(module, lambda outputs, targets: (outputs.squeeze(-1) - targets).square())
     model.load(torch.from_numpy(START))
     streams, clients = Streams(SEED), tuple(map(records_of, CLIENTS))
     validation = records_of(PUBLIC)
-    performers = ReferenceClients(model, clients, streams)
+    performers = clients_of(model, clients, streams)
     promise = system.promise(SIZES)
     ledger = Ledger(promise, SIZES)
     known = look(system.questions, clients=performers, model=model, validation=validation)
@@ -157,7 +156,9 @@ def played(system: UDP) -> Iterator[tuple]:
 @pytest.mark.parametrize("cut", ["no CRD", "neither", "the lesser", "both"])
 @pytest.mark.parametrize("cohort", [None, 2])
 @pytest.mark.parametrize("calibration", ["tight", "paper"])
-def test_two_rounds(calibration: str, cohort: int | None, cut: str, known_noise: list[float]) -> None:
+def test_two_rounds(
+    calibration: str, cohort: int | None, cut: str, clients_of: Callable, known_noise: list[float]
+) -> None:
     discount = cut != "no CRD"
     first, second = walk(calibration, cohort, False, 0.0).gains
     assert first > 1.1 * second > 0
@@ -168,7 +169,7 @@ def test_two_rounds(calibration: str, cohort: int | None, cut: str, known_noise:
         rounds=ROUNDS, lr=RATE, clip=CLIP, epsilon=EPSILON, delta=DELTA, cohort=cohort, calibration=calibration,
         **options,
     )  # fmt: skip
-    for t, (state, outcome) in enumerate(played(system)):
+    for t, (state, outcome) in enumerate(played(system, clients_of)):
         assert tuple(outcome.orders) == tuple(cohort_of(t, cohort))
         assert state.model.numpy() == pytest.approx(expected.models[t], rel=1e-6)
         assert state.rounds == expected.planned[t]

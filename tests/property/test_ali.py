@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpfl.clients.reference import ReferenceClients
+from dpfl.clients.stacked import StackedClients
+from dpfl.clients.ways import ways
 from dpfl.federation import Records, Schedule
 from dpfl.models import Model
 from dpfl.orders import Order
@@ -307,25 +309,41 @@ class Known:
         self.stds.append(noise.std)
         return value + noise.std * self.units[len(self.stds) - 1]
 
+    def summed(self, law, sizes: Tensor, dim: int, *stream) -> Tensor:
+        """Return the sum of the noises in the uploads, whose sign is that of a step down."""
+        return -sum(size * unit for size, unit in zip(sizes, self.units, strict=True))
 
-def one_round(system, clients: Sequence[Records], units: Sequence[Tensor]) -> tuple[Tensor, list[float], Mapping]:
+
+def one_round(
+    system, clients: Sequence[Records], units: Sequence[Tensor], backend: str
+) -> tuple[Tensor, list[float], Mapping]:
     module = nn.Linear(3, 1).double()
     model = Model(module, lambda outputs, targets: (outputs.squeeze(-1) - targets).square())
     model.load(torch.tensor([0.3, -0.2, 0.5, 0.1], dtype=torch.float64))
     sizes, streams, noise = tuple(map(len, clients)), Streams(4), Known(units)
     problem = Problem(sizes, 4, Schedule(system.cohorts(len(sizes)), streams))
     state = system.begin(problem, model.weights(), Feedback())
+    performers = ReferenceClients(model, tuple(clients), streams)
+    if backend == "stacked":
+        known = ways(model, clients[0])
+        assert known.layers is not None
+        performers = StackedClients(model, tuple(clients), streams, ways=known)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpfl.clients.reference.add_noise", noise)
+        patch.setattr("dpfl.clients.stacked.draw_sum", noise.summed)
         state, outcome = play(
             system, state, ledger=Ledger(system.promise(sizes), sizes), model=model, validation=clients[0],
-            clients=ReferenceClients(model, tuple(clients), streams), streams=streams,
+            clients=performers, streams=streams,
         )  # fmt: skip
+    if backend == "stacked":  # no noise was added to an upload: their sum came with it
+        assert noise.stds == []
+        noise.stds = [order.noise.std for order in outcome.orders.values()]
     return state.model, noise.stds, outcome.orders
 
 
+@pytest.mark.parametrize("backend", ["reference", "stacked"])
 @pytest.mark.parametrize("clients", [2, 4, 9])
-def test_one_step_at_equal_clients_is_a_central_step_with_the_noise_of_all(clients: int) -> None:
+def test_one_step_at_equal_clients_is_a_central_step_with_the_noise_of_all(clients: int, backend: str) -> None:
     rng = np.random.default_rng(clients)
     shares = [Records(torch.from_numpy(rng.normal(size=(6, 3))), torch.from_numpy(rng.normal(size=6)))
               for _ in range(clients)]  # fmt: skip
@@ -333,13 +351,16 @@ def test_one_step_at_equal_clients_is_a_central_step_with_the_noise_of_all(clien
     units = [torch.from_numpy(rng.normal(size=4)) for _ in shares]
     options = {"lr": 0.3, "clip": 0.7, "sampling_rate": 1.0, "epsilon": 8.0}
     apart, stds, orders = one_round(
-        ALIDPFL(rounds=10**4, local_steps=1, noise_multiplier=2.0, **options), shares, units
+        ALIDPFL(rounds=10**4, local_steps=1, noise_multiplier=2.0, **options), shares, units, backend
     )
     assert {order.steps for order in orders.values()} == {1}
     # The sum of N noises of σC is one of √N·σC; the sum of all gradients is divided by all records.
     together = [sum(units) / math.sqrt(clients)]
     central, central_stds, _ = one_round(
-        DPSGDFedAvg(rounds=1, local_steps=1, noise_multiplier=2.0 * math.sqrt(clients), **options), [whole], together
+        DPSGDFedAvg(rounds=1, local_steps=1, noise_multiplier=2.0 * math.sqrt(clients), **options),
+        [whole],
+        together,
+        backend,
     )
     torch.testing.assert_close(apart, central, rtol=1e-12, atol=1e-12)
     assert stds == pytest.approx([2.0 * 0.7] * clients)

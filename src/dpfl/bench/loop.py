@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import parameters_to_vector
 
 from dpfl.bench.workloads import Problem
 from dpfl.orders import Gaussian, Poisson
@@ -25,7 +25,7 @@ def prepare(problem: Problem) -> Callable[[], Tensor]:
     sampled = isinstance(order.batch, Poisson)
 
     def train(client: int) -> Tensor:
-        vector_to_parameters(problem.broadcast, parameters)
+        problem.model.load(problem.broadcast)
         records = problem.records[client]
         for _ in range(order.steps):
             batch = records
@@ -33,7 +33,7 @@ def prepare(problem: Problem) -> Callable[[], Tensor]:
                 drawn = torch.rand(len(records), device=device, generator=source) < order.batch.sampling_rate
                 batch = records.take(drawn)
             optimiser.zero_grad()
-            loss(module(batch.x), batch.y).mean().backward()
+            torch.autograd.backward(loss(module(batch.x), batch.y).mean())
             optimiser.step()
         return parameters_to_vector(parameters).detach() - problem.broadcast
 

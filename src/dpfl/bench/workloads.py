@@ -96,6 +96,6 @@ def draw(workload: Workload, device: torch.device | str = "cpu", *, seed: int = 
         y = torch.randn(total, generator=source).to(device)
     else:
         y = torch.randint(0, workload.classes, (total,), generator=source).to(device)
-    pieces = zip(x.split(workload.records), y.split(workload.records), strict=True)
+    pieces = zip(torch.split(x, workload.records), torch.split(y, workload.records), strict=True)
     cohort = tuple(sorted(int(i) for i in torch.randperm(workload.clients, generator=source)[: workload.cohort]))
     return Problem(workload, model, tuple(Records(*piece) for piece in pieces), cohort, model.weights())

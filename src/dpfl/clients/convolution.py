@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpfl.clients.record_gradients import Formed, Products, weigh
+from dpfl.clients.record_gradients import Formed, Products, silenced, weigh
 from dpfl.orders import Norm
 
 _Pairs = tuple[tuple[int, int], tuple[int, int]]
@@ -30,26 +30,33 @@ def _channels_last(image: Tensor) -> Tensor:
     return image if channels > 1 else image.as_strided(image.shape, (height * width, 1, width, 1))
 
 
-def convolve(layer: nn.Conv1d | nn.Conv2d, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the layer's outputs [R, out, H, W] under one kernel, or under one kernel for each client."""
+def convolve(
+    layer: nn.Conv1d | nn.Conv2d, image: Tensor, weight: Tensor, bias: Tensor | None, *, measured: bool
+) -> tuple[Tensor, Tensor]:
+    """Return what is to be kept and the layer's outputs [R, out, H, W], under one kernel or one for each client.
+
+    By patches, which are kept, where there are several kernels, and where gradients are measured and the image is the
+    record itself: the patches are then needed anyway. Else by torch's convolution, and the image is kept.
+    """
     stride, dilation = _geometry(layer)
-    if weight.ndim == layer.weight.ndim:
-        kernel = weight[:, :, None] if weight.ndim == 3 else weight
-        kernel = _channels_last(kernel)
-        return functional.conv2d(_padded(layer, image), kernel, bias, stride, _plain_padding(layer), dilation)
-    clients, out = weight.shape[:2]
+    shared = weight.ndim == layer.weight.ndim
+    if shared and (image.requires_grad or not measured):
+        kernel = _channels_last(weight[:, :, None] if weight.ndim == 3 else weight)
+        return image, functional.conv2d(_padded(layer, image), kernel, bias, stride, _plain_padding(layer), dilation)
     patches, height, width = _patches(layer, image)
-    rows = patches.reshape(clients, -1, patches.shape[-1])
-    kernels = _flat_kernel(layer, weight)
-    product = torch.bmm(rows, kernels.mT) if bias is None else torch.baddbmm(bias[:, None], rows, kernels.mT)
-    return product.view(len(image), height, width, out).permute(0, 3, 1, 2)
+    if shared:
+        product = functional.linear(patches, weight.movedim(1, -1).flatten(1), bias)
+    else:
+        rows, kernels = patches.reshape(len(weight), -1, patches.shape[-1]), weight.movedim(2, -1).flatten(2)
+        product = torch.bmm(rows, kernels.mT) if bias is None else torch.baddbmm(bias[:, None], rows, kernels.mT)
+    return patches, product.view(len(image), height, width, -1).permute(0, 3, 1, 2)
 
 
 class Convolved:
     """The gradients of R records in a convolution."""
 
     def __init__(self, layer: nn.Conv1d | nn.Conv2d, image: Tensor, deltas: Tensor, *, biased: bool) -> None:
-        """Take the image [R, C, H, W] and the derivatives by the outputs [R, out, H', W']."""
+        """Take the image [R, C, H, W], or its patches, and the derivatives by the outputs [R, out, H', W']."""
         self.layer, self.image, self.deltas, self.biased = layer, image, deltas, biased
         self._formed: Formed | None = None
 
@@ -66,7 +73,7 @@ class Convolved:
         """Add formed gradients, or take the gradient of a client's whole batch."""
         if self._formed is not None:
             return self._named(self._formed.weighted_sum(weights, clients))
-        if clients > 1:
+        if clients > 1 or self.image.ndim == 3:
             return self._named(self._products().weighted_sum(weights, clients))
         scaled = weigh(self.deltas, weights)
         layer, image = self.layer, _padded(self.layer, self.image)
@@ -81,13 +88,10 @@ class Convolved:
 
     def without(self, rows: Tensor) -> "Convolved":
         """Zero both factors."""
-        keep = rows.view(-1, 1, 1, 1)
-        return Convolved(
-            self.layer, self.image.masked_fill(keep, 0), self.deltas.masked_fill(keep, 0), biased=self.biased
-        )
+        return Convolved(self.layer, silenced(self.image, rows), silenced(self.deltas, rows), biased=self.biased)
 
     def _products(self) -> Products:
-        patches, _, _ = _patches(self.layer, self.image)
+        patches = self.image if self.image.ndim == 3 else _patches(self.layer, self.image)[0]
         deltas = self.deltas.permute(0, 2, 3, 1).flatten(1, 2)
         return Products(patches, deltas, biased=self.biased)
 
@@ -147,11 +151,6 @@ def _patches(layer: nn.Conv1d | nn.Conv2d, image: Tensor) -> tuple[Tensor, int, 
     )
     patches: Tensor = _Patches.apply(last, size, geometry, grid)  # type: ignore[no-untyped-call]
     return patches, *grid
-
-
-def _flat_kernel(layer: nn.Conv1d | nn.Conv2d, weight: Tensor) -> Tensor:
-    """Bring kernels [k, out, C, ...] into the order of the patches, [k, out, height·width·C]."""
-    return weight.movedim(2, -1).flatten(2)
 
 
 def _geometry(layer: nn.Conv1d | nn.Conv2d) -> _Pairs:

@@ -6,122 +6,123 @@ once: a sum of independent Gaussians is a Gaussian whose variance is the sum of 
 """
 
 import math
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
-from dpfl.clients.pool import Pool
-from dpfl.orders import Gaussian, Laplace
-from dpfl.privacy.mechanisms import draw, draw_on_device
+from dpfl.clients.chunks import Chunk
+from dpfl.clients.pool import Batch, Pool
+from dpfl.orders import Gaussian, Poisson
+from dpfl.privacy.mechanisms import Law, draw, draw_on_device
 from dpfl.streams import Streams
-
-Law = type[Gaussian] | type[Laplace]
 
 
 class Draws(Protocol):
-    """The randomness of some clients in one round."""
+    """The randomness of a chunk's clients in one round."""
 
-    def batch(self, pool: Pool, rates: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """Choose each client's records independently, each with its client's rate.
+    def batch(self) -> Batch:
+        """Choose each client's records independently, each with its client's sampling rate."""
 
-        Returns where they lie in the pool, as many for each client, and which of them are records and not gaps.
-        """
-
-    def noise(self, law: Law, dim: int) -> Tensor:
-        """Draw noise of size 1 for each client, [k, dim]."""
+    def noise(self) -> Tensor:
+        """Draw noise of size 1 for each client, [k, d]."""
 
 
 class EachClient:
     """Every client draws from its own streams."""
 
-    def __init__(self, streams: Streams, clients: Sequence[int], round: int) -> None:
-        self._clients = clients
-        self._batches = [streams.generator("batches", client=client, round=round) for client in clients]
-        self._noises = [streams.generator("noise", client=client, round=round) for client in clients]
+    def __init__(self, streams: Streams, pool: Pool, chunk: Chunk, round: int, dim: int) -> None:
+        self._pool, self._chunk, self._dim = pool, chunk, dim
+        self._batches = [streams.generator("batches", client=client, round=round) for client in chunk.clients]
+        self._noises = [streams.generator("noise", client=client, round=round) for client in chunk.clients]
 
-    def batch(self, pool: Pool, rates: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def batch(self) -> Batch:
         """Choose each client's records."""
-        streams = zip(self._clients, self._batches, rates, strict=True)
-        return pool.some(
-            self._clients, [np.flatnonzero(rng.random(pool.sizes[client]) < rate) for client, rng, rate in streams]
-        )
+        clients = zip(self._batches, self._chunk.clients, self._chunk.sampling_rates, strict=True)
+        chosen = [np.flatnonzero(rng.random(self._pool.sizes[client]) < rate) for rng, client, rate in clients]
+        return self._pool.some(self._chunk.clients, chosen)
 
-    def noise(self, law: Law, dim: int) -> Tensor:
+    def noise(self) -> Tensor:
         """Draw each client's noise, on the host."""
-        return torch.from_numpy(np.stack([draw(law, (dim,), rng) for rng in self._noises]))
+        law = self._chunk.law
+        return torch.from_numpy(np.stack([draw(law, (self._dim,), rng) for rng in self._noises]))
 
 
 class OneStream:
     """All clients of a chunk draw from one stream, named after the first of them."""
 
-    def __init__(self, streams: Streams, clients: Sequence[int], round: int) -> None:
-        self._clients = clients
-        self._batches = streams.generator("chunk batches", client=clients[0], round=round)
-        self._noises = streams.generator("chunk noise", client=clients[0], round=round)
+    def __init__(self, streams: Streams, pool: Pool, chunk: Chunk, round: int, dim: int) -> None:
+        self._pool, self._chunk, self._dim = pool, chunk, dim
+        self._rng = streams.generator("chunk", client=chunk.clients[0], round=round)
 
-    def batch(self, pool: Pool, rates: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def batch(self) -> Batch:
         """Choose each client's records."""
-        pairs = [(pool.sizes[client], rate) for client, rate in zip(self._clients, rates, strict=True)]
-        return pool.some(self._clients, [np.flatnonzero(self._batches.random(size) < rate) for size, rate in pairs])
+        clients = zip(self._chunk.clients, self._chunk.sampling_rates, strict=True)
+        chosen = [np.flatnonzero(self._rng.random(self._pool.sizes[client]) < rate) for client, rate in clients]
+        return self._pool.some(self._chunk.clients, chosen)
 
-    def noise(self, law: Law, dim: int) -> Tensor:
+    def noise(self) -> Tensor:
         """Draw the noise of all."""
-        return torch.from_numpy(draw(law, (len(self._clients), dim), self._noises))
+        return torch.from_numpy(draw(self._chunk.law, (len(self._chunk.clients), self._dim), self._rng))
 
 
 class OnDevice:
-    """The same from one stream on a GPU, which must never wait for the host."""
+    """The same from one stream on a GPU, which never waits for the host."""
 
-    def __init__(self, streams: Streams, clients: Sequence[int], round: int, device: torch.device) -> None:
-        self._clients = clients
-        self._rng = streams.on_device("chunk", device, client=clients[0], round=round)
+    def __init__(self, rng: torch.Generator, pool: Pool, chunk: Chunk, dim: int, *, roomy: bool) -> None:
+        """Draw from `rng`; roomy: make room for batches of any size, where else almost all fit."""
+        self._pool, self._law, self._dim, self._rng = pool, chunk.law, dim, rng
+        self._clients = len(chunk.clients)
+        self.facts = torch.zeros(0)  # size, start and sampling rate of each client
+        self.cut = torch.zeros((), dtype=torch.bool, device=pool.device)  # whether a batch did not fit
+        self.longest = self.room = 0
+        if isinstance(chunk.order.batch, Poisson):
+            sizes = [pool.sizes[client] for client in chunk.clients]
+            starts = [pool.starts[client] for client in chunk.clients]
+            facts = torch.tensor([sizes, starts, chunk.sampling_rates], dtype=torch.float64)
+            self.facts, self.longest = facts.to(pool.device), max(sizes)
+            self.room = self.longest if roomy else max(map(room_for, sizes, chunk.sampling_rates))
 
-    def batch(self, pool: Pool, rates: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """Choose the records whose uniform number is below the rate, among the smallest of their client.
+    def batch(self) -> Batch:
+        """Choose the records whose uniform number is below the rate, and put them side by side.
 
-        A batch has room for ten standard deviations and ten records more than it is expected to hold, so that the
-        chance of cutting one is below 1e-18.
+        Where there is no room for all of a client's, the batch is noted as cut, and must be drawn again with room.
         """
-        sizes = torch.tensor([pool.sizes[client] for client in self._clients], device=pool.device)
-        starts = torch.tensor([pool.starts[client] for client in self._clients], device=pool.device)
-        below = torch.tensor(rates, dtype=torch.float64, device=pool.device)
-        longest = max(pool.sizes[client] for client in self._clients)
-        room = max(room_for(pool.sizes[client], rate) for client, rate in zip(self._clients, rates, strict=True))
-        uniform = torch.rand(len(sizes), longest, dtype=torch.float64, device=pool.device, generator=self._rng)
-        uniform.masked_fill_(torch.arange(longest, device=pool.device) >= sizes[:, None], 2.0)
-        least, positions = uniform.topk(min(room, longest), dim=1, largest=False, sorted=False)
-        real = least < below[:, None]
-        rows = torch.where(real, positions + starts[:, None], pool.gap)
-        return rows.flatten(), real.flatten().to(pool.x.dtype)
+        sizes, starts, rates = self.facts[:, :, None]
+        uniform = torch.rand(self._clients, self.longest, dtype=torch.float64, device=sizes.device, generator=self._rng)
+        each = torch.arange(self.longest, device=sizes.device)
+        chosen = (uniform < rates) & (each < sizes)
+        place = chosen.cumsum(dim=1)  # of each chosen record in its batch, counted from one
+        self.cut = self.cut | (place[:, -1] > self.room).any()
+        place = torch.where(chosen, place, 0).clamp(max=self.room)
+        rows = torch.full((self._clients, self.room + 1), self._pool.gap, device=sizes.device)
+        rows = rows.scatter(1, place, each + starts.long())[:, 1:].flatten()  # what was not chosen went to place 0
+        return Batch(rows, (rows != self._pool.gap).to(self._pool.x.dtype))
 
-    def noise(self, law: Law, dim: int) -> Tensor:
+    def noise(self) -> Tensor:
         """Draw the noise of all."""
-        return draw_on_device(law, (len(self._clients), dim), self._rng)
+        return draw_on_device(self._law, (self._clients, self._dim), self._rng)
 
 
 def room_for(records: int, rate: float) -> int:
-    """Return a number of records that a Poisson batch stays below but for a chance of 1e-18."""
+    """Return a number of records that a Poisson batch stays below but for a chance of about one in ten thousand."""
     expected = records * rate
-    return min(records, math.ceil(expected + 10 * math.sqrt(expected * (1 - rate)) + 10))
+    return min(records, math.ceil(expected + 4 * math.sqrt(expected * (1 - rate)) + 4))
 
 
-def draw_sum(law: Law, sizes: Tensor, dim: int, streams: Streams, first: int, round: int) -> Tensor:
+def draw_sum(law: Law, sizes: Tensor, dim: int, rng: Generator | torch.Generator) -> Tensor:
     """Draw Σ_i sizes[i]·noise_i, [dim]: if it is Gaussian in one draw, else in as many as there are."""
-    if sizes.device.type == "cpu":
-        host = streams.generator("sum of noise", client=first, round=round)
-        if law is Gaussian:
-            return torch.from_numpy(draw(law, (dim,), host)) * sizes.square().sum().sqrt()
-        total = np.zeros(dim)
-        for size in sizes.tolist():
-            total += size * draw(law, (dim,), host)
-        return torch.from_numpy(total)
-    rng = streams.on_device("sum of noise", sizes.device, client=first, round=round)
+
+    def one() -> Tensor:
+        if isinstance(rng, Generator):
+            return torch.from_numpy(draw(law, (dim,), rng))
+        return draw_on_device(law, (dim,), rng)
+
     if law is Gaussian:
-        return draw_on_device(law, (dim,), rng) * sizes.square().sum().sqrt()
-    summed = torch.zeros(dim, device=sizes.device)
-    for size in sizes:
-        summed += size * draw_on_device(law, (dim,), rng)
-    return summed
+        return one() * sizes.square().sum().sqrt()
+    total = sizes[0] * one()
+    for size in sizes[1:]:
+        total += size * one()
+    return total

@@ -44,6 +44,7 @@ class Layered:
         self.module = copy.deepcopy(model.module)
         self._weights: dict[str, Tensor] = {}
         self._seen: list[_Seen] = []
+        self._measured = False  # whether norms of gradients will be asked for
         self._mean = False  # whether the loss gives only the mean of a batch
         self.random = False  # whether layers draw random numbers, as dropout does
         self._passed = self._formed = 0  # numbers that go through all layers for a record, and that measuring forms
@@ -91,7 +92,7 @@ class Layered:
         bound: the clip norm of each record [R] and the norm it is meant in; None to clip nothing.
         careful: leave out gradients that are not finite. Else one of them makes the sum not finite.
         """
-        gradients = self.gradients(weights, x, y)
+        gradients = self.gradients(weights, x, y, measured=bound is not None)
         if bound is not None:
             clip_norms, norm = bound
             lengths = _lengths(gradients, norm, exact=careful)
@@ -111,9 +112,9 @@ class Layered:
         """Return the norm of each record's gradient [R], before any clip."""
         return _lengths(self.gradients(weights, x, y), norm, exact=True)
 
-    def gradients(self, weights: Tensor, x: Tensor, y: Tensor) -> dict[str, RecordGradients]:
+    def gradients(self, weights: Tensor, x: Tensor, y: Tensor, *, measured: bool = True) -> dict[str, RecordGradients]:
         """Run and differentiate: the gradients of the records in each layer."""
-        seen = self.run(weights, x, y)
+        seen = self.run(weights, x, y, measured=measured)
         with torch.no_grad():
             parts = {
                 one.name: one.kind.gradients(
@@ -123,9 +124,9 @@ class Layered:
             }
             return self._with_ridge(parts, weights, len(x)) if self.model.ridge else parts
 
-    def run(self, weights: Tensor, x: Tensor, y: Tensor) -> list[tuple[_Seen, Tensor]]:
+    def run(self, weights: Tensor, x: Tensor, y: Tensor, *, measured: bool = True) -> list[tuple[_Seen, Tensor]]:
         """Return what went through each layer, with the derivatives of the records' losses by its outputs."""
-        self._weights, self._seen = self.model.split(weights.detach()), []
+        self._weights, self._seen, self._measured = self.model.split(weights.detach()), [], measured
         with torch.enable_grad():
             # Row r of a derivative by a layer's outputs is record r's own: records do not mix.
             total = self._losses(self.module(x), y).sum()
@@ -150,7 +151,7 @@ class Layered:
         kind = kind_of(layer)
         assert kind is not None
         parts = {part: self._weights[_named(name, part)] for part, _ in layer.named_parameters()}
-        kept, outputs = kind.run(layer, x, parts)
+        kept, outputs = kind.run(layer, x, parts, measured=self._measured)
         if not outputs.requires_grad:
             outputs.requires_grad_()
         self._seen.append(_Seen(name, layer, kind, kept, outputs))

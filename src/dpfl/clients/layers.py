@@ -24,8 +24,8 @@ class Kind(Protocol):
     def fits(self, layer: Any) -> bool:
         """Tell whether the layer does nothing that is not done here."""
 
-    def run(self, layer: Any, x: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
-        """Return what is to be kept and the outputs [R, ...]."""
+    def run(self, layer: Any, x: Tensor, weights: Weights, *, measured: bool) -> tuple[Tensor, Tensor]:
+        """Return what is to be kept and the outputs [R, ...]; measured: whether norms will be asked for."""
 
     def gradients(self, layer: Any, kept: Tensor, deltas: Tensor, *, biased: bool) -> RecordGradients:
         """Return the gradients of the records."""
@@ -41,7 +41,7 @@ class Linear:
         """Take every linear layer."""
         return True
 
-    def run(self, layer: nn.Linear, x: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
+    def run(self, layer: nn.Linear, x: Tensor, weights: Weights, *, measured: bool) -> tuple[Tensor, Tensor]:
         """Multiply all rows by one matrix, or those of each client by its own."""
         weight, bias = weights["weight"], weights.get("bias")
         if weight.ndim == 2:
@@ -68,21 +68,23 @@ class Convolution:
         """Take those whose channels are all connected and whose borders are zeros."""
         return layer.groups == 1 and layer.padding_mode == "zeros"
 
-    def run(self, layer: nn.Conv1d | nn.Conv2d, x: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
-        """Convolve, and keep the image."""
+    def run(
+        self, layer: nn.Conv1d | nn.Conv2d, x: Tensor, weights: Weights, *, measured: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Convolve the image."""
         if x.ndim == layer.weight.ndim - 1:  # one image without a batch: no rows of records
             raise ValueError("a convolution needs records")
-        image = as_image(x)
-        outputs = convolve(layer, image, weights["weight"], weights.get("bias"))
-        return image, outputs.squeeze(2) if x.ndim == 3 else outputs
+        kept, outputs = convolve(layer, as_image(x), weights["weight"], weights.get("bias"), measured=measured)
+        return kept, outputs.squeeze(2) if x.ndim == 3 else outputs
 
     def gradients(self, layer: nn.Conv1d | nn.Conv2d, kept: Tensor, deltas: Tensor, *, biased: bool) -> RecordGradients:
         """Pair patches and derivatives, pixel by pixel."""
         return Convolved(layer, kept, as_image(deltas), biased=biased)
 
     def formed(self, layer: nn.Conv1d | nn.Conv2d, kept: Tensor) -> int:
-        """Form the patches, about a kernel's size for each number of the image, and the gradient."""
-        return layer.weight.numel() + kept[0].numel() * layer.weight[0, 0].numel()
+        """Form the patches, where they are not kept already, and the gradient."""
+        patches = kept[0].numel() * layer.weight[0, 0].numel() if kept.ndim == 4 else 0
+        return layer.weight.numel() + patches
 
 
 class Normalisation:
@@ -92,7 +94,9 @@ class Normalisation:
         """Take every one that has parameters."""
         return layer.weight is not None
 
-    def run(self, layer: nn.GroupNorm | nn.LayerNorm, x: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
+    def run(
+        self, layer: nn.GroupNorm | nn.LayerNorm, x: Tensor, weights: Weights, *, measured: bool
+    ) -> tuple[Tensor, Tensor]:
         """Normalise, scale and shift."""
         if isinstance(layer, nn.GroupNorm):
             normal = functional.group_norm(x, layer.num_groups, eps=layer.eps)
@@ -136,7 +140,7 @@ class Embedding:
         """Take those that neither change their table as they go nor weigh by how often a row was looked up."""
         return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
 
-    def run(self, layer: nn.Embedding, x: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
+    def run(self, layer: nn.Embedding, x: Tensor, weights: Weights, *, measured: bool) -> tuple[Tensor, Tensor]:
         """Look up, each client in its own table where there are several."""
         table = weights["weight"]
         if table.ndim == 2:

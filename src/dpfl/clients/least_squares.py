@@ -7,7 +7,7 @@ once for all rounds, in double precision; a step then costs p² operations for e
 import torch
 from torch import Tensor, nn
 
-from dpfl.clients.pool import Pool
+from dpfl.clients.pool import Batch, Pool
 from dpfl.federation import Records
 from dpfl.models import Model
 from dpfl.models.architectures import squared_error
@@ -28,7 +28,7 @@ def is_least_squares(model: Model, x: Tensor, y: Tensor) -> bool:
     x, y = x[:8], y[:8]
     here = model.weights() + torch.linspace(-1, 1, model.dim, dtype=x.dtype, device=x.device)
     moments = Moments(model, Pool([Records(x, y)]))
-    ours = moments.sums(here, torch.zeros(1, dtype=torch.long, device=x.device))[0] / len(x)
+    ours = moments.sums(here, Batch(slice(0, 1), None))[0] / len(x)
     return torch.allclose(ours, model.gradient(here, x, y), rtol=1e-3, atol=1e-4)
 
 
@@ -48,15 +48,18 @@ class Moments:
             several = max(1, _AT_ONCE // (size * dim))
             for start in range(0, len(alike), several):
                 some = alike[start : start + several]
-                records = pool.take(pool.whole(some)[0])
+                records = pool.take(pool.whole(some).rows)
                 x, y = records.x.double().view(len(some), size, -1), records.y.double().view(len(some), size, 1)
                 if biased:
                     x = torch.cat([x, torch.ones_like(y)], dim=2)
                 self.squares[some], self.products[some] = x.mT @ x, (x.mT @ y)[:, :, 0]
 
-    def sums(self, weights: Tensor, clients: Tensor) -> Tensor:
-        """Return the sum of the gradients of each client's records [k, p] at one model [p], or at one for each."""
-        squares, products = self.squares[clients], self.products[clients]
+    def sums(self, weights: Tensor, batch: Batch) -> Tensor:
+        """Return the sum of the gradients of each client's records [k, p] at one model [p], or at one for each.
+
+        batch: the clients, by their numbers.
+        """
+        squares, products = self.squares[batch.rows], self.products[batch.rows]
         if weights.ndim == 1:
             moved = (squares.view(-1, len(weights)) @ weights.double()).view_as(products)
         else:

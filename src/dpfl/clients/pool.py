@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,6 +10,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfl.federation import Records
+
+
+class Batch(NamedTuple):
+    """Where some records of some clients lie in the pool, as many for each client."""
+
+    rows: slice | Tensor
+    real: Tensor | None  # one for a record and zero for a gap; None where there are no gaps
+
+    @property
+    def length(self) -> int:
+        """Return how many there are, gaps included."""
+        return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
 
 
 class Pool:
@@ -21,30 +34,27 @@ class Pool:
         self.y = torch.cat([*(one.y for one in records), torch.zeros_like(records[0].y[:1])])
         self.device = self.x.device
 
-    def whole(self, clients: Sequence[int]) -> tuple[slice | Tensor, Tensor | None]:
-        """Return where all records of these clients lie, as many for each, and which are records and not gaps.
-
-        None where there are no gaps.
-        """
+    def whole(self, clients: Sequence[int]) -> Batch:
+        """Return where all records of these clients lie."""
         sizes = [self.sizes[client] for client in clients]
         start, longest = self.starts[clients[0]], max(sizes)
         together = clients[-1] - clients[0] == len(clients) - 1 and list(clients) == sorted(clients)
         if together and min(sizes) == longest:
-            return slice(start, start + len(clients) * longest), None
+            return Batch(slice(start, start + len(clients) * longest), None)
         first = torch.tensor([self.starts[client] for client in clients], device=self.device)[:, None]
         each = torch.arange(longest, device=self.device)
         if min(sizes) == longest:
-            return (first + each).flatten(), None
+            return Batch((first + each).flatten(), None)
         real = each < torch.tensor(sizes, device=self.device)[:, None]
-        return torch.where(real, first + each, self.gap).flatten(), real.flatten().to(self.x.dtype)
+        return Batch(torch.where(real, first + each, self.gap).flatten(), real.flatten().to(self.x.dtype))
 
-    def some(self, clients: Sequence[int], positions: Sequence[NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
-        """Return the same of some records of each client, at these positions among its own."""
+    def some(self, clients: Sequence[int], positions: Sequence[NDArray[np.int64]]) -> Batch:
+        """Return where some records of each client lie, at these positions among its own."""
         rows = np.full((len(clients), max(map(len, positions))), self.gap)
         for row, client, chosen in zip(rows, clients, positions, strict=True):
             row[: len(chosen)] = self.starts[client] + chosen
         found = torch.from_numpy(rows.ravel()).to(self.device)
-        return found, (found != self.gap).to(self.x.dtype)
+        return Batch(found, (found != self.gap).to(self.x.dtype))
 
     def take(self, rows: slice | Tensor) -> Records:
         """Return the records that lie there."""

@@ -43,7 +43,9 @@ class Formed:
 
     def powers(self, norm: Norm, *, exact: bool) -> Tensor:
         """Add up over the parameters."""
-        return torch.stack([powers(gradient.flatten(1), norm, exact=exact) for gradient in self.gradients.values()]).sum(dim=0)
+        return torch.stack(
+            [powers(gradient.flatten(1), norm, exact=exact) for gradient in self.gradients.values()]
+        ).sum(dim=0)
 
     def form(self) -> dict[str, Tensor]:
         """Return them."""
@@ -91,7 +93,10 @@ class Products:
         scaled = weigh(self.deltas, weights).reshape(clients, -1, self.deltas.shape[-1])
         inputs = self.inputs.reshape(clients, -1, self.inputs.shape[-1])
         total = {"weight": scaled[0].T.mm(inputs[0])[None] if clients == 1 else torch.bmm(scaled.mT, inputs)}
-        return total | {"bias": scaled.sum(dim=1)} if self.biased else total
+        if not self.biased:
+            return total
+        one_row = weights is not None and self.deltas.shape[1] == 1
+        return total | {"bias": sum_rows(self.deltas[:, 0], weights, clients) if one_row else scaled.sum(dim=1)}
 
     def without(self, rows: Tensor) -> "Products":
         """Zero both factors: zero times infinity is no zero."""

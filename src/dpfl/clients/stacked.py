@@ -13,30 +13,35 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from queue import SimpleQueue
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from dpfl.clients.chunks import Chunk, by_kind
-from dpfl.clients.clipping import clip_rows
-from dpfl.clients.draws import Draws, EachClient, OnDevice, OneStream, draw_sum, room_for
+from dpfl.clients.chunks import Chunk, Numbers, by_kind
+from dpfl.clients.draws import EachClient, OnDevice, OneStream, draw_sum, room_for
+from dpfl.clients.graphs import Graphs
 from dpfl.clients.layered import Layered
 from dpfl.clients.least_squares import Moments
-from dpfl.clients.pool import Pool
+from dpfl.clients.local_steps import LocalSteps, is_one_batch
+from dpfl.clients.pool import Batch, Pool
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.together import Together
 from dpfl.clients.ways import Ways
 from dpfl.federation import Records
 from dpfl.models import Model
-from dpfl.orders import ClientClip, Full, ModelClip, Poisson, Question, RecordClip
+from dpfl.orders import Full, Poisson, Question, RecordClip
 from dpfl.privacy.ledger import Charged
-from dpfl.streams import Streams, layer_randomness
+from dpfl.streams import Streams, device_generator, layer_randomness
 
 # On the CPU a chunk of several clients holds at most this many numbers (8 MiB of float32), which a core keeps near, and
 # a client that is larger comes alone, with so many of its records at a time. A GPU is given an eighth of its memory.
 _CPU_CHUNK = 2**21
 _CPU_BLOCK = 2**26
 _GPU_SHARE = 8
+_GPU_GRAPH = 2**28  # numbers below which a step is so short that launching its kernels takes longer than they do
+
+T = TypeVar("T")
 
 
 class StackedClients:
@@ -57,6 +62,7 @@ class StackedClients:
         self.model, self.records, self.streams = model, records, streams
         self._loop = ReferenceClients(model, records, streams, vectorised=ways.vectorised)
         self._layers, self._least_squares = ways.layers, ways.least_squares
+        self._graphs = Graphs()
 
     def perform(
         self, charged: Mapping[int, Charged], broadcast: Tensor, round: int, *, apart: bool = True
@@ -66,14 +72,14 @@ class StackedClients:
             return self._loop.perform(charged, broadcast, round)
         if not apart:
             return Together(charged, lambda weights: self._sum(charged, weights, broadcast, round))
-        work = partial(self._updates, broadcast=broadcast, round=round, apart=True)
-        chunks = self._chunks(charged)
-        updates = {
-            client: update
-            for chunk, rows in zip(chunks, self._spread(work, chunks), strict=True)
-            for client, update in zip(chunk.clients, rows, strict=True)
-        }
-        return {client: updates[client] for client in charged}
+        chunks = self._chunks(by_kind(charged))
+        train = partial(self._updates, broadcast, round)
+        updates = list(self._spread(partial(train, careful=False), chunks))
+        if not all(_is_sound(chunk, update) for chunk, update in zip(chunks, updates, strict=True)):
+            updates = list(self._spread(partial(train, careful=True), chunks))
+        pairs = zip(chunks, updates, strict=True)
+        found = {client: update for chunk, rows in pairs for client, update in zip(chunk.clients, rows, strict=True)}
+        return {client: found[client] for client in charged}
 
     def answer(
         self, questions: Sequence[Question], before: Tensor, uploads: Mapping[int, Tensor], after: Tensor
@@ -85,37 +91,152 @@ class StackedClients:
         self, charged: Mapping[int, Charged], weights: Mapping[int, float], broadcast: Tensor, round: int
     ) -> Tensor:
         """Return Σ_i weights[i]·upload_i; noise on which nothing is trained any more is drawn once for all."""
-        work = partial(self._weighted, weights=weights, broadcast=broadcast, round=round)
-        total = torch.zeros_like(broadcast)
-        for part in self._spread(work, self._chunks(charged)):
-            total += part
-        for kind in by_kind(charged):
-            if kind.order.noise is not None:
-                sizes = kind.weighed(weights, broadcast)[:, 0] * kind.late_noise(broadcast)[:, 0]
-                drawn = draw_sum(type(kind.order.noise), sizes, len(broadcast), self.streams, kind.clients[0], round)
-                total += drawn.to(broadcast.dtype)
+        kinds = by_kind(charged)
+        chunks = self._chunks(kinds)
+        total, cut = self._add_up(chunks, weights, broadcast, round, careful=False)
+        noise = [self._late_noise(kind, weights, broadcast, round) for kind in kinds if kind.order.noise is not None]
+        # Only now is the device asked how it went: it has been working all the while.
+        if any(cut) or not all(_is_sound(kind, total) for kind in kinds):
+            total, _ = self._add_up(chunks, weights, broadcast, round, careful=True)
+        for one in noise:
+            total = total + one
         return total
 
-    def _chunks(self, charged: Mapping[int, Charged]) -> list[Chunk]:
-        """Cut the cohort into chunks of orders of one kind that fit the memory."""
-        return [chunk for kind in by_kind(charged) for chunk in kind.cut(self._room, partial(self._cost, kind))]
+    def _add_up(
+        self, chunks: Sequence[Chunk], weights: Mapping[int, float], broadcast: Tensor, round: int, *, careful: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return Σ_i weights[i]·update_i without late noise, and for every chunk on a GPU whether a batch was cut."""
+        work = partial(self._weighted, weights, broadcast, round, careful=careful)
+        total, cut = torch.zeros_like(broadcast), []
+        for part, *flags in self._spread(work, chunks):
+            total = total + part
+            cut += [flag.clone() for flag in flags]
+        return total, cut
 
-    @cached_property
-    def _room(self) -> int:
-        if self._pool.device.type == "cpu":
-            return _CPU_CHUNK
-        return int(torch.cuda.get_device_properties(self._pool.device).total_memory) // 4 // _GPU_SHARE
+    def _late_noise(self, kind: Chunk, weights: Mapping[int, float], broadcast: Tensor, round: int) -> Tensor:
+        sizes = (kind.weighed(weights, broadcast) * Numbers.of(kind.table(broadcast)).late_noise)[:, 0]
+        place = {"client": kind.clients[0], "round": round}
+        if self._rng is None:
+            rng = self.streams.generator("sum of noise", **place)
+            return draw_sum(kind.law, sizes, len(broadcast), rng).to(broadcast.dtype)
+        source = self.streams.seed_device(self._rng, "sum of noise", **place)
+        return draw_sum(kind.law, sizes, len(broadcast), source).to(broadcast.dtype)
 
-    def _cost(self, kind: Chunk, client: int) -> int:
-        """Return how many numbers a client of this kind adds to a chunk."""
-        own = 0 if kind.is_one_batch else 4 * self.model.dim
+    def _weighted(
+        self,
+        weights: Mapping[int, float],
+        broadcast: Tensor,
+        round: int,
+        layers: Layered,
+        chunk: Chunk,
+        *,
+        careful: bool,
+    ) -> tuple[Tensor, ...]:
+        """Return the weighted sum of a chunk's updates, without the noise that is drawn for all."""
+        steps, weighed = self._steps(layers, chunk, careful), chunk.weighed(weights, broadcast)
+        table = chunk.table(broadcast)
+        if self._rng is None:
+            draws = OneStream(self.streams, self._pool, chunk, round, len(broadcast))
+            batch = draws.batch if isinstance(chunk.order.batch, Poisson) else self._always(chunk)
+            with self._randomness(chunk, round):
+                return (steps.weighted_sum(chunk.order, Numbers.of(table), weighed, broadcast, batch, draws.noise),)
+        return self._on_gpu(steps, chunk, weighed, table, broadcast, round)
+
+    def _on_gpu(
+        self, steps: LocalSteps, chunk: Chunk, weighed: Tensor, table: Tensor, broadcast: Tensor, round: int
+    ) -> tuple[Tensor, ...]:
+        """Return the same, and whether a batch was cut; what is short is recorded, and replayed in later rounds."""
+        assert self._rng is not None
+        self.streams.seed_device(self._rng, "chunk", client=chunk.clients[0], round=round)
+        draws = OnDevice(self._rng, self._pool, chunk, len(broadcast), roomy=steps.careful)
+        sampled = isinstance(chunk.order.batch, Poisson)
+        whole = Batch(draws.facts, None) if sampled else self._always(chunk)()
+        inputs = [one for one in whole if isinstance(one, Tensor)]
+
+        def train(broadcast: Tensor, weighed: Tensor, table: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+            draws.cut = torch.zeros_like(draws.cut)
+            batch = draws.batch
+            if sampled:
+                draws.facts = given[0]
+            else:
+                rows = whole.rows if isinstance(whole.rows, slice) else given[0]
+                batch = partial(Batch, rows, None if whole.real is None else given[-1])
+            numbers = Numbers.of(table)
+            total = steps.weighted_sum(chunk.order, numbers, weighed, broadcast, batch, draws.noise)
+            return total, draws.cut
+
+        size = sum(self._cost(chunk, self._pool.sizes[client]) for client in chunk.clients)
+        if steps.careful or steps.layers.random or size > _GPU_GRAPH:
+            with self._randomness(chunk, round):
+                return train(broadcast, weighed, table, *inputs)
+        fixed = (whole.rows.start, whole.rows.stop) if isinstance(whole.rows, slice) else None
+        key = (chunk.kind, fixed, draws.room, draws.longest)
+        return self._graphs.run(key, train, self._rng, broadcast, weighed, table, *inputs)
+
+    def _updates(self, broadcast: Tensor, round: int, layers: Layered, chunk: Chunk, *, careful: bool) -> Tensor:
+        """Return the upload of each client [k, d]."""
+        draws = EachClient(self.streams, self._pool, chunk, round, len(broadcast))
+        batch = draws.batch if isinstance(chunk.order.batch, Poisson) else self._always(chunk)
+        steps, numbers = self._steps(layers, chunk, careful), Numbers.of(chunk.table(broadcast))
+        with self._randomness(chunk, round):
+            return steps.updates(chunk.order, numbers, broadcast, batch, draws.noise, late_noise=True)
+
+    def _steps(self, layers: Layered, chunk: Chunk, careful: bool) -> LocalSteps:
+        moments = self._moments if self._by_moments(chunk) else None
+        rows = max(1, max(self._room, _CPU_BLOCK) // self._numbers_a_record(chunk))
+        return LocalSteps(layers, self._pool, moments, rows, careful)
+
+    def _always(self, chunk: Chunk) -> Callable[[], Batch]:
+        """Return all records of the clients in every step, or the clients themselves where moments stand for them."""
+        if self._by_moments(chunk):
+            batch = Batch(torch.tensor(chunk.clients).to(self._pool.device), None)
+        else:
+            batch = self._pool.whole(chunk.clients)
+        return lambda: batch
+
+    def _randomness(self, chunk: Chunk, round: int) -> AbstractContextManager[None]:
+        """Let random layers draw from a stream of the chunk's own, where the model has any."""
+        assert self._layers is not None
+        if not self._layers.random:
+            return nullcontext()
+        rng = self.streams.generator("layers", client=chunk.clients[0], round=round)
+        return layer_randomness(rng, self._pool.device)
+
+    def _spread(self, work: Callable[[Layered, Chunk], T], chunks: Sequence[Chunk]) -> Iterator[T]:
+        """Do the work of all chunks, each on a core of its own where there are several; results are in their order."""
+        assert self._layers is not None
+        cores = torch.get_num_threads()
+        if self._rng is not None or cores == 1 or len(chunks) == 1 or self._layers.random:
+            yield from (work(self._layers, chunk) for chunk in chunks)
+            return
+
+        def with_a_twin(chunk: Chunk) -> T:
+            twin = self._twins.get()
+            try:
+                return work(twin, chunk)
+            finally:
+                self._twins.put(twin)
+
+        with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as executor:
+            yield from executor.map(with_a_twin, chunks)
+
+    def _chunks(self, kinds: Sequence[Chunk]) -> list[Chunk]:
+        """Cut clients of each kind into chunks that fit the memory."""
+        chunks: list[Chunk] = []
+        for kind in kinds:
+            sizes = [self._pool.sizes[client] for client in kind.clients]
+            costs = {size: self._cost(kind, size) for size in set(sizes)}
+            chunks += kind.cut(self._room, [costs[size] for size in sizes])
+        return chunks
+
+    def _cost(self, kind: Chunk, records: int) -> int:
+        """Return how many numbers a client with so many records adds to a chunk of this kind."""
+        own = 0 if is_one_batch(kind.order) else 4 * self.model.dim
         if self._by_moments(kind):
             return own + self.model.dim**2
-        return own + self._batch_size(kind, client) * self._numbers_a_record(kind)
-
-    def _batch_size(self, kind: Chunk, client: int) -> int:
-        records, batch = self._pool.sizes[client], kind.order.batch
-        return room_for(records, batch.sampling_rate) if isinstance(batch, Poisson) else records
+        batch = kind.order.batch
+        size = room_for(records, max(kind.sampling_rates)) if isinstance(batch, Poisson) else records
+        return own + size * self._numbers_a_record(kind)
 
     def _numbers_a_record(self, kind: Chunk) -> int:
         assert self._layers is not None
@@ -124,6 +245,17 @@ class StackedClients:
     def _by_moments(self, kind: Chunk) -> bool:
         full = isinstance(kind.order.batch, Full) and not isinstance(kind.order.clip, RecordClip)
         return self._least_squares and full
+
+    @cached_property
+    def _room(self) -> int:
+        if self._rng is None:
+            return _CPU_CHUNK
+        return int(torch.cuda.get_device_properties(self._pool.device).total_memory) // 4 // _GPU_SHARE
+
+    @cached_property
+    def _rng(self) -> torch.Generator | None:
+        """Return the generator of the GPU; None on the CPU."""
+        return device_generator(self._pool.device) if self._pool.device.type == "cuda" else None
 
     @cached_property
     def _pool(self) -> Pool:
@@ -141,122 +273,7 @@ class StackedClients:
             twins.put(Layered(self.model))
         return twins
 
-    def _spread(self, work: Callable[[Layered, Chunk], Tensor], chunks: Sequence[Chunk]) -> Iterator[Tensor]:
-        """Do the work of all chunks, each on a core of its own where there are several; results are in their order."""
-        assert self._layers is not None
-        cores = torch.get_num_threads()
-        if self._pool.device.type != "cpu" or cores == 1 or len(chunks) == 1 or self._layers.random:
-            yield from (work(self._layers, chunk) for chunk in chunks)
-            return
 
-        def with_a_twin(chunk: Chunk) -> Tensor:
-            twin = self._twins.get()
-            try:
-                return work(twin, chunk)
-            finally:
-                self._twins.put(twin)
-
-        with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as executor:
-            yield from executor.map(with_a_twin, chunks)
-
-    def _weighted(
-        self, layers: Layered, chunk: Chunk, *, weights: Mapping[int, float], broadcast: Tensor, round: int
-    ) -> Tensor:
-        """Return the weighted sum of a chunk's updates, without the noise that is drawn for all."""
-        weighed = chunk.weighed(weights, broadcast)
-        if not chunk.is_one_batch or self._by_moments(chunk):
-            return weighed[:, 0] @ self._updates(layers, chunk, broadcast=broadcast, round=round, apart=False)
-        draws = self._draws(chunk, round, apart=False)
-        # One step from one model: Σ_i p_i·(−η_i/m_i)·Σ_r clipped gradient is a sum over all records of all clients.
-        rows, real = self._batch(chunk, draws)
-        batch = self._pool.take(rows)
-        each = -weighed * chunk.rates(broadcast)[:, :1] / chunk.divisors(broadcast)
-        counts = each.expand(-1, len(batch) // len(chunk.clients)).flatten()
-        with self._randomness(chunk, round):
-            return self._sums(layers, chunk, broadcast, batch, counts if real is None else real * counts, 1)[0]
-
-    def _updates(self, layers: Layered, chunk: Chunk, *, broadcast: Tensor, round: int, apart: bool) -> Tensor:
-        """Return the update of each client [k, d]; where not apart, without the noise that comes last."""
-        order, draws = chunk.order, self._draws(chunk, round, apart=apart)
-        rates = chunk.rates(broadcast)
-        whole = None if isinstance(order.batch, Poisson) else self._batch(chunk, draws)
-        weights = broadcast
-        with self._randomness(chunk, round):
-            for step in range(order.steps):
-                gradient = self._gradient(layers, chunk, weights, whole or self._batch(chunk, draws))
-                if order.noise is not None and order.noise_on == "step" and (apart or step < order.steps - 1):
-                    noise = draws.noise(type(order.noise), len(broadcast)).to(gradient)
-                    gradient = gradient + noise * chunk.step_noise(broadcast)
-                if order.proximal:
-                    gradient = gradient + chunk.pulls(broadcast) * (weights - broadcast)
-                weights = weights - rates[:, step : step + 1] * gradient
-        if isinstance(order.clip, ModelClip):
-            weights = clip_rows(weights, chunk.clip_norms(broadcast)[:, 0], order.clip.norm)
-        update = weights - broadcast
-        if order.noise is not None and order.noise_on == "upload" and apart:
-            update = update + draws.noise(type(order.noise), len(broadcast)).to(update) * chunk.late_noise(broadcast)
-        return update
-
-    def _gradient(
-        self, layers: Layered, chunk: Chunk, weights: Tensor, batch: tuple[slice | Tensor, Tensor | None]
-    ) -> Tensor:
-        """Return what a step follows, [k, d]: clipped, and divided by the expected number of records."""
-        clip = chunk.order.clip
-        if self._by_moments(chunk):
-            total = self._moments.sums(weights, chunk.positions(weights.device))
-        else:
-            rows, real = batch
-            total = self._sums(layers, chunk, weights, self._pool.take(rows), real, len(chunk.clients))
-        gradient = total / chunk.divisors(weights)
-        if isinstance(clip, ClientClip):
-            gradient = clip_rows(gradient, chunk.clip_norms(weights)[:, 0], clip.norm)
-        return gradient
-
-    def _sums(
-        self, layers: Layered, chunk: Chunk, weights: Tensor, batch: Records, counts: Tensor | None, clients: int
-    ) -> Tensor:
-        """Return Σ_r counts[r]·gradient of record r, clipped if so ordered, for each client [clients, d].
-
-        A client that came alone may be larger than the memory: its records are taken in blocks.
-        """
-        if len(batch) == 0:
-            return weights.new_zeros(clients, self.model.dim)
-        if weights.ndim == 2 and len(weights) == 1:
-            weights = weights[0]
-        clip, each = chunk.order.clip, len(batch) // len(chunk.clients)
-        clip_norms = chunk.clip_norms(weights).expand(-1, each).flatten() if isinstance(clip, RecordClip) else None
-        size = len(batch)
-        if clients == 1:
-            size = max(1, max(self._room, _CPU_BLOCK) // self._numbers_a_record(chunk))
-        total = weights.new_zeros(clients, self.model.dim)
-        for start in range(0, len(batch), size):
-            block = slice(start, start + size)
-            bound = None if clip_norms is None or clip is None else (clip_norms[block], clip.norm)
-            counted = None if counts is None else counts[block]
-            sums = partial(layers.sums, weights, batch.x[block], batch.y[block], counted, bound, clients)
-            part = sums()
-            if bound is not None and not torch.isfinite(part).all():  # a gradient that cannot be scaled counts as zero
-                part = sums(careful=True)
-            total = part if size >= len(batch) else total + part
-        return total
-
-    def _batch(self, chunk: Chunk, draws: Draws) -> tuple[slice | Tensor, Tensor | None]:
-        """Return where the records of each client's next batch lie, and which of them are records and not gaps."""
-        if isinstance(chunk.order.batch, Poisson):
-            return draws.batch(self._pool, chunk.sampling_rates)
-        return self._pool.whole(chunk.clients)
-
-    def _draws(self, chunk: Chunk, round: int, *, apart: bool) -> Draws:
-        if apart:
-            return EachClient(self.streams, chunk.clients, round)
-        if self._pool.device.type == "cpu":
-            return OneStream(self.streams, chunk.clients, round)
-        return OnDevice(self.streams, chunk.clients, round, self._pool.device)
-
-    def _randomness(self, chunk: Chunk, round: int) -> AbstractContextManager[None]:
-        """Let random layers draw from a stream of the chunk's own, where the model has any."""
-        assert self._layers is not None
-        if not self._layers.random:
-            return nullcontext()
-        rng = self.streams.generator("layers", client=chunk.clients[0], round=round)
-        return layer_randomness(rng, self._pool.device)
+def _is_sound(kind: Chunk, result: Tensor) -> bool:
+    """Tell whether every record's norm could be told; where not, the sum of clipped gradients is not finite."""
+    return not isinstance(kind.order.clip, RecordClip) or bool(torch.isfinite(result).all())

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from dpfl.orders import Gaussian, Laplace
 
+Law = type[Gaussian] | type[Laplace]
+
 
 def add_noise(value: Tensor, noise: Gaussian | Laplace, rng: Generator) -> Tensor:
     """Return `value` plus independent noise on every coordinate."""
@@ -20,12 +22,12 @@ def add_noise(value: Tensor, noise: Gaussian | Laplace, rng: Generator) -> Tenso
     return value + torch.from_numpy(drawn).to(device=value.device, dtype=value.dtype)
 
 
-def draw(law: type[Gaussian] | type[Laplace], shape: tuple[int, ...], rng: Generator) -> NDArray[np.float64]:
+def draw(law: Law, shape: tuple[int, ...], rng: Generator) -> NDArray[np.float64]:
     """Draw noise of standard deviation 1, or of scale 1."""
     return rng.standard_normal(shape) if law is Gaussian else rng.laplace(size=shape)
 
 
-def draw_on_device(law: type[Gaussian] | type[Laplace], shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+def draw_on_device(law: Law, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     """Draw the same on the device of a generator of torch's, in single precision."""
     drawn = torch.empty(shape, device=rng.device)
     if law is Gaussian:

@@ -183,13 +183,13 @@ def test_the_noise_of_a_trial_is_that_of_the_real_problem(
 
 def test_batches_are_sampled_from_as_many_records_as_clients_have(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[tuple[int, ...]] = []
-    true = pilot.ReferenceClients
+    true = pilot.StackedClients
 
     def watch(model: Any, records: tuple[Records, ...], *args: Any, **options: Any) -> Any:
         held.append(tuple(map(len, records)))
         return true(model, records, *args, **options)
 
-    monkeypatch.setattr(pilot, "ReferenceClients", watch)
+    monkeypatch.setattr(pilot, "StackedClients", watch)
     for name, given in (("dpsgd-fedavg", {"noise_multiplier": 300.0, "epsilon": 0.05}), ("udp", {})):
         of = task(name, rounds=1, partition="dirichlet:0.7", **given)
         stage = Stage(of, time_limit=1.0, on_trial=None)

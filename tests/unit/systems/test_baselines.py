@@ -1,7 +1,9 @@
 """The baselines without privacy, against plain gradient descent that knows nothing of clients."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpfl.clients.reference import ReferenceClients
+from dpfl.clients.stacked import StackedClients
+from dpfl.clients.ways import ways
 from dpfl.errors import BadInput
 from dpfl.federation import Records, Schedule
 from dpfl.models import Model, build
@@ -33,8 +37,13 @@ def model() -> Model:
     return build("softmax", shape=(5,), classes=3, rng=Streams(1).generator("model"))
 
 
-def trained(
-    system: System, rounds: int, clients: tuple[Records, ...] | None = None, *, ledger: Ledger | None = None
+def play_rounds(
+    backend: str,
+    system: System,
+    rounds: int,
+    clients: tuple[Records, ...] | None = None,
+    *,
+    ledger: Ledger | None = None,
 ) -> Tensor:
     """Play some rounds and return the weights."""
     clients, learner, streams = clients or federation(), model(), Streams(2)
@@ -42,7 +51,11 @@ def trained(
     problem = Problem(sizes, learner.dim, Schedule(system.cohorts(len(sizes)), streams))
     state = system.begin(problem, learner.weights(), Feedback())
     ledger = ledger or Ledger(system.promise(sizes), sizes)
-    performers = ReferenceClients(learner, clients, streams)
+    performers: ReferenceClients | StackedClients = ReferenceClients(learner, clients, streams)
+    if backend == "stacked":
+        known = ways(learner, clients[0])
+        assert known.layers is not None
+        performers = StackedClients(learner, clients, streams, ways=known)
     for _ in range(rounds):
         state, _ = play(
             system, state, ledger=ledger, clients=performers, model=learner, validation=clients[0], streams=streams
@@ -50,7 +63,13 @@ def trained(
     return state.model
 
 
-def test_a_round_of_fedsgd_is_a_step_of_gradient_descent_on_all_records() -> None:
+@pytest.fixture(params=["reference", "stacked"])
+def trained(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
+    """Return `play_rounds` with either client; the stacked one forms only the sum of the uploads here."""
+    return partial(play_rounds, request.param)
+
+
+def test_a_round_of_fedsgd_is_a_step_of_gradient_descent_on_all_records(trained: Callable[..., Tensor]) -> None:
     clients = federation()
     x, y = torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients])
     linear = model().module
@@ -64,11 +83,11 @@ def test_a_round_of_fedsgd_is_a_step_of_gradient_descent_on_all_records() -> Non
         torch.testing.assert_close(trained(FedSGD(lr=0.7), rounds), centralised, rtol=0, atol=1e-6)
 
 
-def test_fedavg_with_one_local_step_is_fedsgd() -> None:
+def test_fedavg_with_one_local_step_is_fedsgd(trained: Callable[..., Tensor]) -> None:
     assert torch.equal(trained(FedAvg(local_steps=1, lr=0.7), 3), trained(FedSGD(lr=0.7), 3))
 
 
-def test_fedavg_of_one_client_is_gradient_descent_for_rounds_times_steps() -> None:
+def test_fedavg_of_one_client_is_gradient_descent_for_rounds_times_steps(trained: Callable[..., Tensor]) -> None:
     alone = federation()[1:2]
     torch.testing.assert_close(
         trained(FedAvg(local_steps=3, lr=0.7), 2, alone), trained(FedSGD(lr=0.7), 6, alone), rtol=0, atol=1e-6
@@ -76,12 +95,12 @@ def test_fedavg_of_one_client_is_gradient_descent_for_rounds_times_steps() -> No
 
 
 @pytest.mark.parametrize("sampling_rate", [None, 0.5])
-def test_fedprox_without_a_pull_is_fedavg(sampling_rate: float | None) -> None:
+def test_fedprox_without_a_pull_is_fedavg(sampling_rate: float | None, trained: Callable[..., Tensor]) -> None:
     options = {"local_steps": 3, "lr": 0.7, "sampling_rate": sampling_rate}
     assert torch.equal(trained(FedProx(proximal=0.0, **options), 2), trained(FedAvg(**options), 2))
 
 
-def test_a_pull_keeps_clients_nearer_to_the_broadcast_model() -> None:
+def test_a_pull_keeps_clients_nearer_to_the_broadcast_model(trained: Callable[..., Tensor]) -> None:
     start = model().weights()
     moved = [
         torch.linalg.vector_norm(trained(FedProx(proximal=proximal, local_steps=5, lr=0.5), 1) - start).item()
@@ -90,7 +109,7 @@ def test_a_pull_keeps_clients_nearer_to_the_broadcast_model() -> None:
     assert moved[0] > moved[1] > moved[2] > 0
 
 
-def test_a_cohort_averages_over_those_who_answered() -> None:
+def test_a_cohort_averages_over_those_who_answered(trained: Callable[..., Tensor]) -> None:
     # With one client a round the model is that client's own; the average over all would be another.
     system = FedSGD(cohort=1, lr=0.7)
     (chosen,) = Schedule(system.cohorts(3), Streams(2)).cohort(1)
@@ -99,7 +118,7 @@ def test_a_cohort_averages_over_those_who_answered() -> None:
 
 
 @pytest.mark.parametrize("system", [FedAvg(), FedProx(), FedSGD(), FedAvg(cohort=2)])
-def test_every_upload_is_noted_as_one_without_noise(system: System) -> None:
+def test_every_upload_is_noted_as_one_without_noise(system: System, trained: Callable[..., Tensor]) -> None:
     ledger = Ledger(None, SIZES, system=system.name)
     trained(system, 3, ledger=ledger)
     replies = ledger.books.replies(ledger.run)

@@ -1,0 +1,120 @@
+"""The local steps of some clients with orders of one kind: batch → gradient → clip → noise → step, as one tensor.
+
+Everything here is arithmetic on tensors, without a look at their values, so that a GPU need not stop and the whole of
+it can be recorded (`graphs`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dpfl.clients.chunks import Numbers
+from dpfl.clients.clipping import clip_rows
+from dpfl.clients.layered import Layered
+from dpfl.clients.least_squares import Moments
+from dpfl.clients.pool import Batch, Pool
+from dpfl.orders import ClientClip, ModelClip, Order, RecordClip
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """What the steps are taken with."""
+
+    layers: Layered
+    pool: Pool
+    moments: Moments | None  # of the clients' records, where these are all that a step needs
+    rows: int  # records of one client that fit into memory at a time
+    careful: bool  # whether gradients that are not finite are looked for, and left out
+
+    def updates(
+        self,
+        order: Order,
+        numbers: Numbers,
+        broadcast: Tensor,
+        batch: Callable[[], Batch],
+        noise: Callable[[], Tensor],
+        *,
+        late_noise: bool,
+    ) -> Tensor:
+        """Return what each client's model has moved by, [k, d].
+
+        order: one of the orders, for what is alike in all; what differs is in the numbers.
+        batch, noise: draw the next batch, and the next noise of size 1 for every client.
+        late_noise: whether to add the noise on which nothing is trained any more: that on the last step or the upload.
+        """
+        weights = broadcast
+        for step in range(order.steps):
+            gradient = self._gradient(order, numbers, weights, batch())
+            last = step == order.steps - 1
+            if order.noise is not None and order.noise_on == "step" and (late_noise or not last):
+                gradient = gradient + noise().to(gradient) * numbers.step_noise
+            if order.proximal:
+                gradient = gradient + numbers.pulls * (weights - broadcast)
+            weights = weights - numbers.rates[:, step : step + 1] * gradient
+        if isinstance(order.clip, ModelClip):
+            weights = clip_rows(weights, numbers.clip_norms[:, 0], order.clip.norm)
+        update = weights - broadcast
+        if order.noise is not None and order.noise_on == "upload" and late_noise:
+            update = update + noise().to(update) * numbers.late_noise
+        return update
+
+    def weighted_sum(
+        self,
+        order: Order,
+        numbers: Numbers,
+        weights: Tensor,
+        broadcast: Tensor,
+        batch: Callable[[], Batch],
+        noise: Callable[[], Tensor],
+    ) -> Tensor:
+        """Return Σ_i weights[i]·update_i [d], without the late noise; weights: [k, 1]."""
+        if is_one_batch(order) and self.moments is None:
+            # One step from one model: Σ_i p_i·(−η_i/m_i)·Σ_r clipped gradient is a sum over all records of all clients.
+            return self._sums(order, numbers, broadcast, batch(), -weights * numbers.rates / numbers.divisors)[0]
+        return weights[:, 0] @ self.updates(order, numbers, broadcast, batch, noise, late_noise=False)
+
+    def _gradient(self, order: Order, numbers: Numbers, weights: Tensor, batch: Batch) -> Tensor:
+        """Return what a step follows, [k, d]: clipped, and divided by the expected number of records."""
+        total = (
+            self._sums(order, numbers, weights, batch) if self.moments is None else self.moments.sums(weights, batch)
+        )
+        gradient = total / numbers.divisors
+        if isinstance(order.clip, ClientClip):
+            return clip_rows(gradient, numbers.clip_norms[:, 0], order.clip.norm)
+        return gradient
+
+    def _sums(
+        self, order: Order, numbers: Numbers, weights: Tensor, batch: Batch, each: Tensor | None = None
+    ) -> Tensor:
+        """Return Σ_r gradient of record r, clipped if so ordered, for each client [k, d].
+
+        each: [k, 1], how much the records of each client count in one sum over all clients, [1, d].
+        """
+        clients, count = len(numbers.divisors), batch.length
+        sums = 1 if each is not None else clients
+        if count == 0:
+            return weights.new_zeros(sums, weights.shape[-1])
+        counts = batch.real
+        if each is not None:
+            spread = each.expand(-1, count // clients).flatten()
+            counts = spread if counts is None else spread * counts
+        bound = None
+        if isinstance(order.clip, RecordClip):
+            bound = numbers.clip_norms.expand(-1, count // clients).flatten(), order.clip.norm
+        shared = weights[0] if weights.ndim == 2 and len(weights) == 1 else weights
+        records = self.pool.take(batch.rows)
+        if sums > 1 or count <= self.rows:
+            return self.layers.sums(shared, records.x, records.y, counts, bound, sums, careful=self.careful)
+        total = weights.new_zeros(1, weights.shape[-1])
+        for start in range(0, count, self.rows):  # one client may be larger than the memory
+            some = slice(start, start + self.rows)
+            limit = None if bound is None else (bound[0][some], bound[1])
+            counted = None if counts is None else counts[some]
+            total += self.layers.sums(shared, records.x[some], records.y[some], counted, limit, 1, careful=self.careful)
+        return total
+
+
+def is_one_batch(order: Order) -> bool:
+    """Tell whether the sum of the uploads is one sum over all records: a single step, clipped record by record."""
+    return order.steps == 1 and (order.clip is None or isinstance(order.clip, RecordClip))

@@ -1,0 +1,175 @@
+"""Norms and weighted sums of records' gradients, against gradients that are formed."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpfl.clients.record_gradients import Formed, Lookups, Products, RecordGradients, powers, silenced, sum_rows, weigh
+from dpfl.orders import Norm
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+# Powers.
+
+
+def test_powers_by_hand() -> None:
+    rows = torch.tensor([[3.0, -4.0], [0.0, 0.5], [0.0, 0.0]])
+    for exact in (True, False):
+        assert powers(rows, 1, exact=exact).tolist() == [7.0, 0.5, 0.0]
+        assert powers(rows, 2, exact=exact).tolist() == pytest.approx([25.0, 0.25, 0.0], abs=1e-30)
+        assert powers(rows, 2, exact=exact).dtype == torch.float64
+
+
+WIDTHS = [10, 100, 784, 1000, 1023, 1024, 1025, 1500, 2048, 3072, 10_000, 10_240, 65_536, 100_000, 102_400]
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_equal_numbers_are_added_well_enough_in_single_precision(width: int, norm: Norm) -> None:
+    # Equal numbers are the worst case of a sum that adds one after the other: every addition errs to the same side. A
+    # norm that is too short makes the clip as much too generous, so it must not be short by more than 5e-6.
+    for size in (0.1, 0.3, 0.7, 0.9, 1.1, 3.3):
+        rows = torch.full((3, width), size)
+        true = width * float(rows[0, 0].double() ** norm)
+        for exact in (True, False):
+            found = powers(rows, norm, exact=exact)
+            assert found.min().item() >= true * (1 - 5e-6 * norm)
+            assert found.max().item() <= true * (1 + 5e-6 * norm)
+        assert powers(rows, norm, exact=True).tolist() == pytest.approx([true] * 3, rel=1e-12)
+
+
+@pytest.mark.parametrize("width", [2048, 4096])
+def test_rows_that_do_not_lie_side_by_side_are_added_as_well(width: int) -> None:
+    rows = random(width, 3).float().T  # not contiguous
+    torch.testing.assert_close(powers(rows, 2, exact=False), powers(rows, 2, exact=True), rtol=5e-6, atol=0.0)
+
+
+def test_a_huge_square_is_told_apart_from_a_norm() -> None:
+    rows = torch.tensor([[1e11, 0.0], [1e30, 1e30], [math.inf, 0.0], [math.nan, 1.0], [1.0, 1.0]])
+    assert torch.isnan(powers(rows, 2, exact=False)).tolist() == [True, True, True, True, False]
+    assert powers(rows, 2, exact=True)[:2].tolist() == pytest.approx([1e22, 2e60])
+
+
+def test_a_tiny_square_is_never_shorter_than_it_is() -> None:
+    rows = torch.tensor([[1e-18], [1e-22], [1e-25], [1e-38], [0.0]])
+    exact = powers(rows, 2, exact=True)
+    assert exact[:2].tolist() == pytest.approx([1e-36, 1e-44], rel=1e-5)
+    found = powers(rows, 2, exact=False)
+    assert (found >= exact).all()
+    assert (found <= exact + 1.01e-35).all()
+
+
+# The kinds.
+
+
+def linear(positions: int, *, biased: bool = True) -> Products:
+    return Products(random(6, positions, 4), random(6, positions, 3), biased=biased)
+
+
+def table() -> Lookups:
+    indices = torch.tensor([[0, 0, 1], [2, 2, 2], [4, 3, 2], [1, 1, 0], [0, 0, 0], [3, 4, 3]])
+    return Lookups(indices, random(6, 3, 2), 5)
+
+
+def few() -> Formed:
+    return Formed({"weight": random(6, 2, 3), "bias": random(6, 2)})
+
+
+KINDS: dict[str, Callable[[], RecordGradients]] = {
+    "one position": lambda: linear(1),
+    "several positions": lambda: linear(5),
+    "one position, no bias": lambda: linear(1, biased=False),
+    "several positions, no bias": lambda: linear(5, biased=False),
+    "table": table,
+    "formed": few,
+}
+
+
+def flat(parts: dict[str, Tensor]) -> Tensor:
+    return torch.cat([part.flatten(1) for part in parts.values()], dim=1)
+
+
+def test_products_form_outer_products_by_hand() -> None:
+    # δ = (1, −2) at a = (3, 4), and δ = (0, 1) at a = (1, 0): the weights' gradient is (3, 4; −6 + 1, −8).
+    one = Products(torch.tensor([[[3.0, 4.0], [1.0, 0.0]]]), torch.tensor([[[1.0, -2.0], [0.0, 1.0]]]), biased=True)
+    assert one.form()["weight"].tolist() == [[[3.0, 4.0], [-5.0, -8.0]]]
+    assert one.form()["bias"].tolist() == [[1.0, -1.0]]
+    assert "bias" not in Products(one.inputs, one.deltas, biased=False).form()
+
+
+def test_lookups_form_tables_by_hand() -> None:
+    one = Lookups(torch.tensor([[1, 0, 1]]), torch.tensor([[[3.0], [5.0], [1.0]]]), 3)
+    assert one.form()["weight"].tolist() == [[[5.0], [4.0], [0.0]]]
+    assert one.powers(1, exact=True).tolist() == [9.0]  # 5 + |3 + 1|, not 5 + 3 + 1 counted twice over
+    assert one.powers(2, exact=True).tolist() == [41.0]
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize("exact", [True, False])
+def test_powers_are_those_of_the_formed_gradients(name: str, norm: Norm, exact: bool) -> None:
+    one = KINDS[name]()
+    expected = flat(one.form()).abs().pow(norm).sum(dim=1)
+    torch.testing.assert_close(one.powers(norm, exact=exact), expected, rtol=1e-12, atol=1e-30)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("clients", [1, 2, 3, 6])
+@pytest.mark.parametrize("measured", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_weighted_sums_are_those_of_the_formed_gradients(
+    name: str, clients: int, measured: bool, weighted: bool
+) -> None:
+    one = KINDS[name]()
+    weights = torch.linspace(-1, 2, 6, dtype=torch.float64) if weighted else None
+    if measured:
+        one.powers(2, exact=False)
+    for part, gradient in one.form().items():
+        scaled = gradient if weights is None else gradient * weights.view(-1, *[1] * (gradient.ndim - 1))
+        expected = scaled.reshape(clients, -1, *gradient.shape[1:]).sum(dim=1)
+        torch.testing.assert_close(one.weighted_sum(weights, clients)[part], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_rows_without_are_zero_whatever_they_were(name: str, broken: float) -> None:
+    one = KINDS[name]()
+    whole = {part: value.clone() for part, value in one.form().items()}
+    held = [one.inputs, one.deltas] if isinstance(one, Products) else [one.deltas] if isinstance(one, Lookups) else []
+    for value in [*held, *(one.gradients.values() if isinstance(one, Formed) else [])]:
+        value[2], value[5] = broken, broken
+    one.powers(2, exact=True)  # what was formed to be measured must be forgotten
+    rest = one.without(torch.tensor([False, False, True, False, False, True]))
+    for part, value in rest.form().items():
+        assert value[[2, 5]].abs().sum() == 0
+        torch.testing.assert_close(value[[0, 1, 3, 4]], whole[part][[0, 1, 3, 4]])
+    assert rest.powers(1, exact=True)[[2, 5]].tolist() == [0.0, 0.0]
+    for part, total in rest.weighted_sum(torch.ones(6, dtype=torch.float64), 1).items():
+        torch.testing.assert_close(total[0], whole[part][[0, 1, 3, 4]].sum(dim=0))
+
+
+# Parts.
+
+
+def test_weigh_multiplies_rows() -> None:
+    rows = torch.ones(2, 2, 1)
+    assert weigh(rows, torch.tensor([2.0, 3.0])).tolist() == [[[2.0], [2.0]], [[3.0], [3.0]]]
+    assert weigh(rows, None) is rows
+
+
+def test_sum_rows_keeps_clients_apart() -> None:
+    rows = torch.tensor([[1.0], [2.0], [4.0], [8.0]])
+    assert sum_rows(rows, None, 2).tolist() == [[3.0], [12.0]]
+    assert sum_rows(rows, torch.tensor([1.0, 0.0, 2.0, 1.0]), 2).tolist() == [[1.0], [16.0]]
+
+
+def test_silenced_rows_are_zero_although_they_were_not_finite() -> None:
+    rows = torch.tensor([[math.nan, 1.0], [2.0, math.inf]])
+    assert silenced(rows, torch.tensor([True, False])).tolist() == [[0.0, 0.0], [2.0, math.inf]]
+    assert math.isnan(rows[0, 0])  # the input is not changed

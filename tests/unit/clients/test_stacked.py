@@ -1,0 +1,561 @@
+"""The stacked clients: together or apart, in any order, memory and number of threads, they do what is ordered."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dpfl.clients import stacked
+from dpfl.clients.reference import ReferenceClients
+from dpfl.clients.stacked import StackedClients
+from dpfl.clients.together import Together
+from dpfl.clients.ways import Ways, ways
+from dpfl.federation import Records
+from dpfl.models import Model, build
+from dpfl.models.architectures import cross_entropy, squared_error
+from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
+from dpfl.privacy.ledger import Charged
+from dpfl.streams import Streams
+
+FEATURES, CLASSES, SIZES = 5, 3, (7, 4, 7, 12, 1, 7)
+
+
+@pytest.fixture(autouse=True)
+def same_layers() -> Iterator[None]:
+    torch.manual_seed(0)  # torch's own layers fill themselves
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def records(*shape: int, sizes: tuple[int, ...] = SIZES) -> tuple[Records, ...]:
+    source = torch.Generator().manual_seed(1)
+    x = torch.randn(sum(sizes), *(shape or (FEATURES,)), generator=source, dtype=torch.float64)
+    y = torch.randint(0, CLASSES, (len(x),), generator=source)
+    return tuple(map(Records, torch.split(x, sizes), torch.split(y, sizes)))
+
+
+def public(*shape: int) -> Records:
+    source = torch.Generator().manual_seed(2)
+    x = torch.randn(8, *(shape or (FEATURES,)), generator=source, dtype=torch.float64)
+    return Records(x, torch.arange(8) % CLASSES)
+
+
+def mlp() -> Model:
+    return Model(nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, CLASSES)).double(), cross_entropy)
+
+
+def clients(model: Model, data: tuple[Records, ...], seen: Records | None = None, seed: int = 0) -> StackedClients:
+    found = ways(model, seen or public())
+    assert found.layers is not None
+    return StackedClients(model, data, Streams(seed), ways=found)
+
+
+def paid(order: Order | Mapping[int, Order], who: tuple[int, ...] = tuple(range(len(SIZES)))) -> dict[int, Charged]:
+    each = order if isinstance(order, Mapping) else dict.fromkeys(who, order)
+    return {client: Charged(each[client], SIZES[client]) for client in who}
+
+
+def rows(uploads: Mapping[int, Tensor]) -> Tensor:
+    return torch.stack([uploads[client] for client in sorted(uploads)])
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+WEIGHTS = {client: 0.1 + client for client in range(len(SIZES))}
+
+ORDERS = {
+    "plain": Order(steps=1, learning_rate=0.5),
+    "several steps": Order(steps=3, learning_rate=(0.5, 0.2, 0.1)),
+    "proximal": Order(steps=3, learning_rate=0.5, proximal=0.3),
+    "records clipped": Order(steps=1, learning_rate=0.5, clip=RecordClip(0.3)),
+    "records clipped in L1": Order(steps=3, learning_rate=0.5, clip=RecordClip(0.8, 1)),
+    "clients clipped": Order(steps=2, learning_rate=0.5, clip=ClientClip(0.1)),
+    "clients clipped in L1": Order(steps=1, learning_rate=0.5, clip=ClientClip(0.3, 1)),
+    "models clipped": Order(steps=2, learning_rate=0.5, clip=ModelClip(0.5)),
+    "everything": Order(steps=3, learning_rate=(0.5, 0.4, 0.3), clip=RecordClip(0.3), proximal=0.2),
+}
+SAMPLED = {
+    "sampled": Order(steps=2, learning_rate=0.5, batch=Poisson(0.4)),
+    "sampled and clipped": Order(steps=3, learning_rate=0.5, batch=Poisson(0.4), clip=RecordClip(0.3)),
+    "noise on steps": Order(
+        steps=3, learning_rate=0.5, batch=Poisson(0.4), clip=RecordClip(0.3), noise=Gaussian(0.2), noise_on="step"
+    ),
+    "noise on a clients step": Order(
+        steps=2, learning_rate=0.5, batch=Poisson(0.4), clip=ClientClip(0.3), noise=Gaussian(0.2), noise_on="step"
+    ),
+    "Laplace on the upload": Order(steps=2, learning_rate=0.5, clip=RecordClip(0.3, 1), noise=Laplace(0.2)),
+    "Gaussian on the model": Order(steps=2, learning_rate=0.5, clip=ModelClip(0.3), noise=Gaussian(0.2)),
+}  # fmt: skip
+
+
+def mixed(first: Order) -> dict[int, Order]:
+    """Return orders of one kind, and some of others, that differ from client to client."""
+    rates = tuple(0.5 * rate for rate in first.learning_rates)
+    other = replace(first, learning_rate=rates, clip=first.clip and replace(first.clip, clip_norm=0.07))
+    return {0: first, 1: other, 2: ORDERS["plain"], 3: other, 4: first, 5: SAMPLED["sampled and clipped"]}
+
+
+# Apart.
+
+
+@pytest.mark.parametrize("name", ORDERS | SAMPLED)
+def test_every_client_uploads_what_the_reference_client_uploads(name: str) -> None:
+    model, data = mlp(), records()
+    for order in ((ORDERS | SAMPLED)[name], mixed((ORDERS | SAMPLED)[name])):
+        theirs = ReferenceClients(model, data, Streams(0)).perform(paid(order), model.weights(), 2)
+        ours = clients(model, data).perform(paid(order), model.weights(), 2)
+        assert list(ours) == list(theirs)
+        assert_close(rows(ours), rows(theirs))
+
+
+@pytest.mark.parametrize("name", ["linear", "svm", "softmax", "mlp", "udp-cnn", "ali-cnn", "femnist-cnn-small"])
+def test_the_papers_models(name: str) -> None:
+    classes = None if name == "linear" else 2 if name == "svm" else CLASSES
+    shape = (1, 14, 14) if "cnn" in name else (FEATURES,)
+    model = build(name, shape=shape, classes=classes, rng=Streams(0).generator("model"))
+    model.module.double()
+
+    def fitting(batch: Records) -> Records:
+        return Records(batch.x, batch.x.flatten(1).sum(dim=1) if classes is None else batch.y % classes)
+
+    data, seen = tuple(map(fitting, records(*shape, sizes=SIZES[:3]))), fitting(public(*shape))
+    ours = clients(model, data, seen)
+    for order in (ORDERS["everything"], ORDERS["plain"], ORDERS["clients clipped"], SAMPLED["noise on steps"]):
+        few = paid(order, (0, 1, 2))
+        theirs = rows(ReferenceClients(model, data, Streams(0)).perform(few, model.weights(), 1))
+        assert_close(rows(ours.perform(few, model.weights(), 1)), theirs)
+        if order.noise is None:
+            total = ours.perform(few, model.weights(), 1, apart=False)
+            assert isinstance(total, Together)
+            assert_close(total.weighted_sum(WEIGHTS), sum(WEIGHTS[c] * row for c, row in enumerate(theirs)))
+
+
+def test_the_order_of_clients_changes_nothing_and_is_kept() -> None:
+    model = mlp()
+    ours, orders = clients(model, records()), mixed(SAMPLED["noise on steps"])
+    forwards = ours.perform(paid(orders), model.weights(), 1)
+    backwards = ours.perform(paid(orders, (5, 3, 0, 2)), model.weights(), 1)
+    assert list(forwards) == [0, 1, 2, 3, 4, 5]
+    assert list(backwards) == [5, 3, 0, 2]
+    for client, upload in backwards.items():
+        assert_close(upload, forwards[client])
+
+
+def test_rounds_and_seeds_differ() -> None:
+    model, data, order = mlp(), records(), paid(SAMPLED["noise on steps"])
+    uploads = [
+        rows(clients(model, data, seed=seed).perform(order, model.weights(), round))
+        for seed in (0, 1) for round in (1, 2)
+    ]  # fmt: skip
+    assert len({float(one.sum()) for one in uploads}) == 4
+
+
+# Together.
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_sum_is_that_of_the_uploads(name: str) -> None:
+    model = mlp()
+    ours = clients(model, records())
+    for order in (ORDERS[name], mixed(ORDERS[name]) | {5: ORDERS["clients clipped"]}):
+        apart = ours.perform(paid(order), model.weights(), 1)
+        together = ours.perform(paid(order), model.weights(), 1, apart=False)
+        assert isinstance(together, Together)
+        assert_close(together.weighted_sum(WEIGHTS), sum(WEIGHTS[c] * upload for c, upload in apart.items()))
+
+
+def test_who_uploaded_is_known_and_what_is_not() -> None:
+    model = mlp()
+    together = clients(model, records()).perform(
+        paid(ORDERS["plain"], (3, 1, 4)), model.weights(), 1, apart=False
+    )  # fmt: skip
+    assert list(together) == [3, 1, 4]
+    assert len(together) == 3
+    assert 1 in together
+    assert 0 not in together
+    with pytest.raises(LookupError, match=r"upload of client 3 was not formed: ask to perform with apart=True"):
+        together[3]
+
+
+def silent() -> tuple[Model, tuple[Records, ...]]:
+    """Return clients whose gradients are zero, so that only noise is uploaded."""
+    data = tuple(Records(torch.zeros(size, 50, dtype=torch.float64), torch.zeros(size).long()) for size in SIZES)
+    return Model(nn.Linear(50, 200, bias=False).double(), cross_entropy), data
+
+
+@pytest.mark.parametrize(
+    ("order", "size"),
+    [
+        (Order(steps=1, learning_rate=0.5, clip=RecordClip(1.0), noise=Gaussian(3.0)), lambda n: 3.0),
+        (
+            Order(steps=1, learning_rate=0.5, clip=RecordClip(1.0), noise=Gaussian(3.0), noise_on="step"),
+            lambda n: 0.5 * 3.0 / n,
+        ),
+        (
+            Order(
+                steps=2, learning_rate=(0.5, 0.2), clip=RecordClip(1.0), noise=Gaussian(3.0), noise_on="step",
+                batch=Poisson(0.5),
+            ),
+            lambda n: math.hypot(0.5, 0.2) * 3.0 / (0.5 * n),
+        ),
+        (
+            Order(steps=2, learning_rate=(0.5, 0.2), clip=ClientClip(1.0), noise=Laplace(3.0), noise_on="step"),
+            lambda n: math.hypot(0.5, 0.2) * 3.0 * math.sqrt(2),
+        ),
+    ],
+    ids=["upload", "step", "two sampled steps", "two steps of a client"],
+)  # fmt: skip
+def test_the_noise_of_a_sum_is_as_large_as_that_of_the_uploads(order: Order, size: Callable[[int], float]) -> None:
+    # 10,000 coordinates tell a standard deviation to 0.7 % (1.1 % for Laplace); 5 % is beyond chance.
+    model, data = silent()
+    seen = Records(public(50).x, public().y)
+    ours = clients(model, data, seen)
+    together = ours.perform(paid(order), model.weights(), 1, apart=False)
+    assert isinstance(together, Together)
+    expected = math.sqrt(sum((WEIGHTS[c] * size(records)) ** 2 for c, records in enumerate(SIZES)))
+    assert together.weighted_sum(WEIGHTS).std().item() == pytest.approx(expected, rel=0.05)
+    for client, upload in ours.perform(paid(order), model.weights(), 1).items():
+        assert upload.std().item() == pytest.approx(size(SIZES[client]), rel=0.05)
+
+
+def test_a_sum_repeats_and_differs_from_round_to_round() -> None:
+    model, order = mlp(), paid(mixed(SAMPLED["noise on steps"]))
+
+    def total(round: int, seed: int = 0) -> Tensor:
+        together = clients(model, records(), seed=seed).perform(order, model.weights(), round, apart=False)
+        assert isinstance(together, Together)
+        first = together.weighted_sum(WEIGHTS)
+        assert torch.equal(together.weighted_sum(WEIGHTS), first)  # asked twice, it is drawn once
+        return first
+
+    assert torch.equal(total(1), total(1))
+    assert len({float(one.sum()) for one in (total(1), total(2), total(1, seed=1))}) == 3
+
+
+def test_a_sampled_sum_is_right_on_average() -> None:
+    # One step is linear in who was sampled: the mean over many rounds is the step over all records.
+    model, data = mlp(), records(sizes=(20, 20))
+    model.load(torch.randn(model.dim, dtype=torch.float64))
+    ours = clients(model, data)
+    order = Order(steps=1, learning_rate=1.0, batch=Poisson(0.3), clip=RecordClip(0.5))
+    few = {client: Charged(order, 20) for client in (0, 1)}
+    totals = torch.stack([
+        ours.perform(few, model.weights(), round, apart=False).weighted_sum({0: 1.0, 1: 2.0}) for round in range(300)
+    ])  # fmt: skip
+    full = {client: Charged(replace(order, batch=ORDERS["plain"].batch), 20) for client in (0, 1)}
+    expected = ours.perform(full, model.weights(), 1, apart=False).weighted_sum({0: 1.0, 1: 2.0})
+    spread = totals.std(dim=0) / math.sqrt(len(totals))
+    assert ((totals.mean(dim=0) - expected).abs() <= 4.5 * spread + 1e-12).all()
+    assert (spread > 0).any()
+
+
+# Memory and threads.
+
+
+@pytest.mark.parametrize(("chunk", "block"), [(1, 1), (1, 2**26), (600, 200), (2000, 1), (10**9, 10**9)])
+def test_memory_changes_nothing(chunk: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = mlp(), records()
+    orders = [paid(mixed(order)) for order in (ORDERS["everything"], SAMPLED["noise on steps"])]
+    whole = [rows(clients(model, data).perform(order, model.weights(), 1)) for order in orders]
+    single = clients(model, data).perform(paid(ORDERS["records clipped"]), model.weights(), 1, apart=False)
+    total = single.weighted_sum(WEIGHTS)
+    monkeypatch.setattr(stacked, "_CPU_CHUNK", chunk)
+    monkeypatch.setattr(stacked, "_CPU_BLOCK", block)
+    for order, expected in zip(orders, whole, strict=True):
+        assert_close(rows(clients(model, data).perform(order, model.weights(), 1)), expected)
+    again = clients(model, data).perform(paid(ORDERS["records clipped"]), model.weights(), 1, apart=False)
+    assert_close(again.weighted_sum(WEIGHTS), total)
+
+
+@pytest.mark.parametrize("chunk", [1, 600, 10**9])
+def test_the_number_of_threads_changes_nothing(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "_CPU_CHUNK", chunk)
+    model, data = mlp(), records()
+    order = paid(mixed(SAMPLED["noise on steps"]))
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        ours = clients(model, data)
+        found.append([
+            rows(ours.perform(order, model.weights(), 1)),
+            ours.perform(order, model.weights(), 1, apart=False).weighted_sum(WEIGHTS),
+        ])  # fmt: skip
+        assert torch.get_num_threads() == threads
+    assert_close(found[0][0], found[1][0])
+    assert_close(found[0][1], found[1][1])
+
+
+class Remembering(nn.Module):
+    """Keeps what it saw last, for whoever wants to look at it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = self.layer(x)
+        return self.seen
+
+
+def test_a_module_that_keeps_what_it_saw_trains_on_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "_CPU_CHUNK", 1)
+    torch.set_num_threads(2)
+    model, data = Model(Remembering().double(), cross_entropy), records()
+    ours = StackedClients(model, data, Streams(0), ways=ways(model, public()))
+    theirs = ReferenceClients(model, data, Streams(0)).perform(paid(ORDERS["everything"]), model.weights(), 1)
+    assert_close(rows(ours.perform(paid(ORDERS["everything"]), model.weights(), 1)), rows(theirs))
+
+
+# Broken and unusual records.
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize("chunk", [1, 2**21])
+def test_a_broken_record_counts_as_zero(
+    norm: int, steps: int, broken: float, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacked, "_CPU_CHUNK", chunk)
+    model, data = mlp(), records()
+    spoilt = list(data)
+    x = data[2].x.clone()
+    x[3, 1] = broken
+    spoilt[2] = Records(x, data[2].y)
+    order = paid(Order(steps=steps, learning_rate=0.5, clip=RecordClip(0.3, norm)))
+    expected = rows(ReferenceClients(model, tuple(spoilt), Streams(0)).perform(order, model.weights(), 1))
+    assert torch.isfinite(expected).all()
+    ours = clients(model, tuple(spoilt))
+    assert_close(rows(ours.perform(order, model.weights(), 1)), expected)
+    together = ours.perform(order, model.weights(), 1, apart=False)
+    assert_close(together.weighted_sum(WEIGHTS), sum(WEIGHTS[c] * row for c, row in enumerate(expected)))
+
+
+@pytest.mark.parametrize("clip", [None, ClientClip(0.3), ModelClip(0.3)])
+def test_a_broken_record_of_one_client_does_not_reach_the_others(clip: ClientClip | ModelClip | None) -> None:
+    model, data = mlp(), records()
+    spoilt = (*data[:2], Records(data[2].x.clone().fill_(math.nan), data[2].y), *data[3:])
+    order = paid(Order(steps=2, learning_rate=0.5, clip=clip))
+    theirs = ReferenceClients(model, spoilt, Streams(0)).perform(order, model.weights(), 1)
+    ours = clients(model, spoilt).perform(order, model.weights(), 1)
+    torch.testing.assert_close(rows(ours), rows(theirs), rtol=1e-9, atol=1e-11, equal_nan=True)
+    assert torch.isfinite(ours[1]).all()
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize(("other", "huge"), [(-21.5, 1.8e19), (-16.05, 1e25), (0.0, 1e11), (29.0, 1e11), (29.0, 1e18)])
+def test_a_huge_input_is_clipped_whatever_its_derivative(norm: int, apart: bool, other: float, huge: float) -> None:
+    # δ is as small as e^(other − 30) and its input as large as 1e25: squares of either cannot be held.
+    model = Model(nn.Linear(2, 2, bias=False), cross_entropy)
+    data = (Records(torch.tensor([[1.0, huge]]), torch.tensor([0])),)
+    ours = clients(model, data, Records(torch.randn(8, 2), torch.arange(8) % 2))
+    broadcast = torch.tensor([30.0, 0.0, other, 0.0])
+    order = {0: Charged(Order(steps=1, learning_rate=1.0, clip=RecordClip(1e-4, norm)), 1)}
+    uploads = ours.perform(order, broadcast, 1, apart=apart)
+    upload = uploads[0] if apart else uploads.weighted_sum({0: 1.0})
+    reach = torch.linalg.vector_norm(upload.double(), ord=norm)
+    assert 0.9e-4 <= reach <= 1e-4 * (1 + 1e-5)
+
+
+def test_empty_batches_move_by_noise_alone() -> None:
+    model, data = mlp(), records()
+    quiet = Order(steps=2, learning_rate=0.5, batch=Poisson(1e-12), clip=RecordClip(0.3))
+    ours = clients(model, data)
+    assert rows(ours.perform(paid(quiet), model.weights(), 1)).abs().max() <= 1e-15
+    assert ours.perform(paid(quiet), model.weights(), 1, apart=False).weighted_sum(WEIGHTS).abs().max() <= 1e-15
+    single = replace(quiet, steps=1)
+    assert ours.perform(paid(single), model.weights(), 1, apart=False).weighted_sum(WEIGHTS).abs().sum() == 0
+    loud = replace(quiet, noise=Gaussian(1.0), noise_on="step")
+    theirs = ReferenceClients(model, data, Streams(0)).perform(paid(loud), model.weights(), 1)
+    assert_close(rows(ours.perform(paid(loud), model.weights(), 1)), rows(theirs))
+
+
+class Angle(nn.Module):
+    """Sees only the direction of a record, and so divides by zero where there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x / torch.linalg.vector_norm(x, dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize("clip", [None, RecordClip(0.3), ClientClip(0.1)])
+def test_what_fills_gaps_counts_for_nothing_whatever_the_model_makes_of_it(
+    clip: RecordClip | ClientClip | None,
+) -> None:
+    model, data = Model(Angle().double(), cross_entropy), records()
+    order = paid(Order(steps=2, learning_rate=0.5, clip=clip))
+    theirs = ReferenceClients(model, data, Streams(0)).perform(order, model.weights(), 1)
+    assert_close(rows(clients(model, data).perform(order, model.weights(), 1)), rows(theirs))
+
+
+@pytest.mark.parametrize("clip", [None, RecordClip(0.3), ClientClip(0.1)])
+def test_words_of_clients_of_unlike_sizes(clip: RecordClip | ClientClip | None) -> None:
+    module = nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), nn.Flatten(), nn.Linear(20, CLASSES))
+    model = Model(module.double(), cross_entropy)
+    source = torch.Generator().manual_seed(1)
+    data = tuple(Records(torch.randint(0, 9, (len(y), 5), generator=source), y) for y in (one.y for one in records()))
+    seen = Records(torch.randint(0, 9, (8, 5), generator=source), public().y)
+    order = paid(Order(steps=2, learning_rate=0.5, clip=clip))
+    theirs = ReferenceClients(model, data, Streams(0)).perform(order, model.weights(), 1)
+    assert_close(rows(clients(model, data, seen).perform(order, model.weights(), 1)), rows(theirs))
+
+
+# Models.
+
+
+def dropping() -> Model:
+    module = nn.Sequential(nn.Linear(FEATURES, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, CLASSES))
+    return Model(module.double(), cross_entropy)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_dropout_repeats_with_the_streams_and_leaves_torchs_own_alone(apart: bool, threads: int) -> None:
+    torch.set_num_threads(threads)
+    order = paid(mixed(ORDERS["everything"]))
+    model = dropping()
+    weights = model.weights()
+
+    def upload(seed: int, round: int = 1) -> Tensor:
+        ours = clients(model, records(), seed=seed)
+        before = torch.get_rng_state()
+        uploads = ours.perform(order, weights, round, apart=apart)
+        result = rows(uploads) if apart else uploads.weighted_sum(WEIGHTS)
+        assert torch.equal(torch.get_rng_state(), before)
+        return result
+
+    one = upload(0)
+    torch.rand(3)  # whoever else draws from torch's generator is not heard
+    assert torch.equal(one, upload(0))
+    assert not torch.equal(one, upload(1))
+    assert not torch.equal(one, upload(0, round=2))
+
+
+def test_dropout_drops_as_much_as_the_reference_client_on_average() -> None:
+    model, data = dropping(), records(sizes=(6,))
+    order = {0: Charged(Order(steps=1, learning_rate=1.0), 6)}
+    weights = model.weights()
+    ours, theirs = clients(model, data), ReferenceClients(model, data, Streams(5))
+    found, expected = (
+        torch.stack([one.perform(order, weights, round)[0] for round in range(200)]) for one in (ours, theirs)
+    )
+    spread = torch.sqrt((found.var(dim=0) + expected.var(dim=0)) / 200)
+    assert ((found.mean(dim=0) - expected.mean(dim=0)).abs() <= 4.5 * spread + 1e-12).all()
+    assert (found.std(dim=0) > 0).any()
+
+
+class Unknown(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.layer = nn.Parameter(torch.ones(FEATURES)), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.scale * x)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_model_of_unknown_layers_trains_by_the_reference_clients_loop(apart: bool) -> None:
+    model, data = Model(Unknown().double(), cross_entropy), records()
+    found = ways(model, public())
+    assert found.layers is None
+    assert found.vectorised
+    assert str(found) == "at once"
+    order = paid(mixed(SAMPLED["noise on steps"]))
+    theirs = ReferenceClients(model, data, Streams(0)).perform(order, model.weights(), 1)
+    ours = StackedClients(model, data, Streams(0), ways=found).perform(order, model.weights(), 1, apart=apart)
+    assert torch.equal(rows(ours), rows(theirs))
+
+
+def test_ways_are_told_in_words() -> None:
+    assert str(ways(mlp(), public())) == "from layers"
+    assert str(Ways.none(mlp(), public())) == "at once"
+    assert str(Ways(None, False, False)) == "one by one"
+    regression = Model(nn.Linear(FEATURES, 1).double(), squared_error)
+    seen = Records(public().x, public().x.sum(dim=1))
+    assert ways(regression, seen).least_squares
+    assert not Ways.none(regression, seen).least_squares
+    assert not ways(mlp(), public()).least_squares
+
+
+def test_questions_are_answered_as_by_the_reference_client() -> None:
+    model, data = mlp(), records()
+    ours, theirs = clients(model, data), ReferenceClients(model, data, Streams(0))
+    before = model.weights()
+    uploads = theirs.perform(paid(ORDERS["plain"], (1, 3)), before, 1)
+    asked = ("loss", "curvature")
+    assert ours.answer(asked, before, uploads, before + 0.1) == theirs.answer(asked, before, uploads, before + 0.1)
+
+
+# Pooling before ReLU.
+
+
+def pooled(relu: nn.Module, pool: nn.Module, flat: int, *, signal: bool) -> Model:
+    convolution = nn.Conv1d(1, 2, 3, padding=1) if signal else nn.Conv2d(1, 2, 3, padding=1)
+    module = nn.Sequential(convolution, relu, pool, nn.Flatten(), nn.Linear(flat, CLASSES))
+    with torch.no_grad():  # whole numbers make many ties, and many of them at zero
+        convolution.weight.copy_(torch.randint(-1, 2, convolution.weight.shape))
+        convolution.bias.zero_()
+    return Model(module.double(), cross_entropy)
+
+
+@pytest.mark.parametrize(
+    ("relu", "pool", "flat", "shape"),
+    [
+        (nn.ReLU(), nn.MaxPool2d(2), 18, (1, 6, 6)),
+        (nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=1, padding=1), 72, (1, 6, 6)),
+        (nn.ReLU(), nn.MaxPool2d(4, ceil_mode=True), 8, (1, 6, 6)),
+        (nn.ReLU(), nn.MaxPool2d(2, dilation=2), 8, (1, 6, 6)),
+        (nn.ReLU(), nn.MaxPool1d(2), 6, (1, 6)),
+    ],
+    ids=["plain", "overlapping", "ceiling", "dilated", "signals"],
+)
+def test_pooling_before_relu_is_the_same_where_numbers_tie(
+    relu: nn.Module, pool: nn.Module, flat: int, shape: tuple[int, ...]
+) -> None:
+    model = pooled(relu, pool, flat, signal=len(shape) == 2)
+    source = torch.Generator().manual_seed(1)
+    data = tuple(
+        Records(torch.randint(-1, 2, (len(one), *shape), generator=source).double(), one.y) for one in records()
+    )
+    convolved = model.module[0](data[0].x)
+    assert (convolved == 0).any()
+    assert len(convolved.unique()) < 16  # there are ties, indeed
+    order = paid(Order(steps=1, learning_rate=0.5, clip=RecordClip(0.3)))
+    theirs = ReferenceClients(model, data, Streams(0)).perform(order, model.weights(), 1)
+    assert_close(rows(clients(model, data, public(*shape)).perform(order, model.weights(), 1)), rows(theirs))
+    plain = paid(ORDERS["plain"])
+    theirs = ReferenceClients(model, data, Streams(0)).perform(plain, model.weights(), 1)
+    assert_close(rows(clients(model, data, public(*shape)).perform(plain, model.weights(), 1)), rows(theirs))
+
+
+class OneBendForAll(nn.Module):
+    """Uses one ReLU in two places, of which only one is followed by a pool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        relu = nn.ReLU()
+        self.first = nn.Sequential(nn.Conv1d(1, 2, 3, padding=1), relu, nn.MaxPool1d(2))
+        self.second = nn.Sequential(nn.Flatten(), nn.Linear(2 * (FEATURES // 2), 4), relu, nn.Linear(4, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.log_softmax(self.second(self.first(x[:, None])), dim=1)
+
+
+def test_a_relu_of_two_places_stays_where_it_is() -> None:
+    model, data = Model(OneBendForAll().double(), cross_entropy), records()
+    found = ways(model, public())
+    theirs = ReferenceClients(model, data, Streams(0)).perform(paid(ORDERS["everything"]), model.weights(), 1)
+    ours = StackedClients(model, data, Streams(0), ways=found).perform(paid(ORDERS["everything"]), model.weights(), 1)
+    assert_close(rows(ours), rows(theirs))
