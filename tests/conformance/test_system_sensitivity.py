@@ -5,14 +5,15 @@ the real client on data that is as bad as can be, in double precision:
 
 - `Puppet`, whose records dictate their gradients and can all turn on the smallest difference between two models. Here
   the worst case comes within 1 % of the derived bound, so the bound is no larger than it has to be.
-- `Linear`, made of a linear layer, whose clipped gradients the client also computes as outer products. Here the worst
-  case comes within 1 % of the bound wherever a single step, or a clipped client gradient, decides.
+- `linear`, whose gradients lie along every coordinate. Here the worst case comes within 1 % of the bound wherever a
+  single step, or a clipped client gradient, decides.
 
-No data set may exceed the bound by more than rounding, and clips that are twice as generous are caught in all cases.
+The reference client is measured, the client that trains in company, and the sum that it forms with the others. No data
+set may exceed the bound by more than rounding, and clips that are twice as generous are caught in all cases.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
@@ -22,8 +23,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpfl.clients import reference
-from dpfl.clients.dense import is_dense
+from dpfl.clients import local_steps, reference
+from dpfl.clients.layered import Layered
+from dpfl.clients.stacked import StackedClients
+from dpfl.clients.ways import Ways, ways
 from dpfl.federation import Records, Schedule
 from dpfl.models import Model
 from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip, sensitivity
@@ -104,7 +107,7 @@ def orders(system: PrivateSystem[Any]) -> Iterator[tuple[int, dict[int, Order]]]
     yield 1, system.orders(state)
     for round in (1, 2):
         uploads = {
-            client: perform(one, random_records(SIZES[client], round), state.model, SIZES[client], dense=False)
+            client: by_reference(one, random_records(SIZES[client], round), state.model, SIZES[client])
             for client, one in system.orders(state).items()
         }
         state = replace(state, model=state.model + uploads[0], round=round)
@@ -130,25 +133,41 @@ class Puppet(nn.Module):
     """A model whose records dictate their own gradients, the worst that any loss could do.
 
     A record is (push, turn, …). While w₀ = 0 its gradient is `push` along the first coordinate; anywhere else it is
-    turn·sign(w₀). So all records can turn on the smallest difference between two models.
+    turn·sign(w₀). So all records can turn on the smallest difference between two models. It is made of a linear layer,
+    which sees (push, 0, …) and (1, 0, …) of each record, so that clients may train it together.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.zeros(DIM, dtype=torch.float64))
+        self.layer = nn.Linear(DIM, 1, bias=False, dtype=torch.float64)
+        nn.init.zeros_(self.layer.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.where(self.w[0] == 0, x[:, 0] * self.w[0], x[:, 1] * self.w[0].abs())
+        first = torch.eye(DIM, dtype=torch.float64)[:1]
+        rows = torch.stack([x[:, :1] * first, first.expand(len(x), DIM)], dim=1)
+        pushed, moved = self.layer(rows).squeeze(2).unbind(dim=1)
+        return torch.where(moved == 0, pushed, x[:, 1] * moved.abs())
 
 
+@cache
 def puppet() -> Model:
     return Model(Puppet(), lambda outputs, _: outputs)
 
 
+@cache
 def linear() -> Model:
     """Make a model whose gradient is −y·x at any weights, through a linear layer."""
     layer = nn.Linear(DIM, 1, bias=False, dtype=torch.float64)
     return Model(nn.Sequential(layer), lambda outputs, y: -outputs.squeeze(-1) * y)
+
+
+@cache
+def known(model: Model) -> Ways:
+    """Ask once whether clients may train a model together."""
+    public, dtype = random_records(8, 0), model.weights().dtype
+    found = ways(model, Records(public.x.to(dtype), public.y.to(dtype)))
+    assert found.layers is not None
+    return found
 
 
 class TakesAll:
@@ -158,36 +177,85 @@ class TakesAll:
         return np.zeros(count)
 
 
-def perform(
+class Coins:
+    """Coins that are the same for neighbours: each call has its own, however many the calls before asked for."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.calls = seed, 0
+
+    def random(self, count: int) -> np.ndarray:
+        self.calls += 1
+        return np.random.default_rng([self.seed, self.calls]).random(count)
+
+
+class CoinsOf:
+    """Streams of which only coins are ever drawn; a generator is at its beginning, as theirs are."""
+
+    def __init__(self, coins: Callable[[], Any]) -> None:
+        self.coins = coins
+
+    def generator(self, purpose: str, *, client: int | None = None, round: int | None = None) -> Any:
+        return self.coins()
+
+
+def by_reference(
     order: Order,
     data: Records,
     broadcast: Tensor,
     records: int,
     *,
-    dense: bool,
     model: Model | None = None,
-    coins: Any = None,
+    coins: Callable[[], Any] = lambda: np.random.default_rng(0),
     vectorised: bool = True,
 ) -> Tensor:
     return reference.perform(
-        Charged(order, records), model or linear(), broadcast, data, batches=coins or np.random.default_rng(0),
-        noise=np.random.default_rng(1), vectorised=vectorised, dense=dense,
+        Charged(order, records), model or linear(), broadcast, data, batches=coins(), noise=np.random.default_rng(1),
+        vectorised=vectorised,
     )  # fmt: skip
 
 
-def released(case: Case, data: Records, broadcast: Tensor, **how: Any) -> Tensor:
+def in_company(data: Records, model: Model, coins: Callable[[], Any]) -> StackedClients:
+    """Make the client that is measured the middle one of three, the others of which never change."""
+    few = random_records(3, 77)
+    company = Records(few.x.to(data.x.dtype), few.y.to(data.y.dtype))
+    return StackedClients(model, (company, data, company), CoinsOf(coins), ways=known(model))  # type: ignore[arg-type]
+
+
+def paid_by_all(order: Order, records: int) -> dict[int, Charged]:
+    return {0: Charged(order, 3), 1: Charged(order, records), 2: Charged(order, 2)}
+
+
+def by_stacked(
+    order: Order, data: Records, broadcast: Tensor, records: int, *, model: Model, coins: Callable[[], Any]
+) -> Tensor:
+    return in_company(data, model, coins).perform(paid_by_all(order, records), broadcast, 1, apart=True)[1]
+
+
+def by_sum(
+    order: Order, data: Records, broadcast: Tensor, records: int, *, model: Model, coins: Callable[[], Any]
+) -> Tensor:
+    together = in_company(data, model, coins).perform(paid_by_all(order, records), broadcast, 1, apart=False)
+    return together.weighted_sum({0: 0.3, 1: 1.0, 2: 0.2})  # type: ignore[attr-defined, no-any-return]
+
+
+CLIENTS = [by_reference, by_stacked, by_sum]
+each_client = pytest.mark.parametrize("performs", CLIENTS, ids=lambda performs: performs.__name__[3:])
+
+
+def released(case: Case, data: Records, broadcast: Tensor, performs: Callable[..., Tensor], **how: Any) -> Tensor:
     """Return what the client would noise: its upload, or what the clip bounds in a step."""
     order = replace(case.order, noise=None)
     if order.noise_on == "upload":
-        return perform(order, data, broadcast, case.records, **how)
+        return performs(order, data, broadcast, case.records, **how)
     # Given what earlier steps released, both runs stand at the same model in each: one step tells all.
     rate = order.learning_rates[0]
-    update = perform(replace(order, steps=1, learning_rate=rate), data, broadcast, case.records, **how)
+    update = performs(replace(order, steps=1, learning_rate=rate), data, broadcast, case.records, **how)
     sampled = order.batch.sampling_rate if isinstance(order.batch, Poisson) else 1.0
     return -update / rate * (sampled * case.records if isinstance(order.clip, RecordClip) else 1.0)
 
 
 def moved(case: Case, pair: tuple[Records, Records], broadcast: Tensor, **how: Any) -> float:
+    """Return how far neighbours are apart, who share the sampler's coins."""
     one, other = (released(case, data, broadcast, **how) for data in pair)
     return float(torch.linalg.vector_norm(one - other, ord=case.norm))
 
@@ -248,11 +316,6 @@ def random_pair(case: Case, seed: int) -> tuple[Records, Records]:
     return whole, Records(mixed[0], mixed[1])
 
 
-def test_the_linear_model_takes_the_path_of_outer_products() -> None:
-    assert is_dense(linear(), *vars(random_records(8, 0)).values())
-    assert not is_dense(puppet(), *vars(random_records(8, 0)).values())
-
-
 def test_every_private_system_and_every_kind_of_order_is_here() -> None:
     titles = {case.title.split("-calibration")[0] for case in cases()}
     assert {name for name, kind in SYSTEMS.items() if issubclass(kind, PrivateSystem)} <= titles
@@ -265,106 +328,139 @@ def test_every_private_system_and_every_kind_of_order_is_here() -> None:
         assert any(case.title.startswith(changing) and "round 3" in case.title for case in cases())
 
 
-@pytest.mark.parametrize("vectorised", [True, False])
+WAYS: list[dict[str, Any]] = [{"performs": by_reference, "vectorised": False}, *({"performs": one} for one in CLIENTS)]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["one by one", "reference", "stacked", "sum"])
 @pytest.mark.parametrize("case", cases(), ids=str)
-def test_the_worst_case_comes_within_one_percent_and_not_beyond(case: Case, vectorised: bool) -> None:
-    how = {"model": puppet(), "dense": False, "coins": TakesAll(), "vectorised": vectorised}
+def test_the_worst_case_comes_within_one_percent_and_not_beyond(case: Case, way: dict[str, Any]) -> None:
     # A pull so strong that it throws clients over to the other side (ημ > 1) is bounded as if all else went that way.
     near = NEAR if max(case.order.learning_rates) * case.order.proximal < 1 else 0.9
-    assert near * case.bound <= moved(case, puppets_worst(case), ORIGIN, **how) <= case.bound * ROUNDING
+    furthest = moved(case, puppets_worst(case), ORIGIN, model=puppet(), coins=TakesAll, **way)
+    assert near * case.bound <= furthest <= case.bound * ROUNDING
 
 
 def one_step_decides(case: Case) -> bool:
     return not isinstance(case.order.clip, RecordClip) or case.order.steps == 1 or case.order.noise_on == "step"
 
 
-@pytest.mark.parametrize("dense", [True, False])
+@each_client
 @pytest.mark.parametrize("case", cases(), ids=str)
-def test_a_linear_layer_never_moves_further_and_comes_near_where_it_can(case: Case, dense: bool) -> None:
-    how = {"model": linear(), "dense": dense, "coins": TakesAll()}
+def test_a_linear_layer_never_moves_further_and_comes_near_where_it_can(
+    case: Case, performs: Callable[..., Tensor]
+) -> None:
+    how = {"model": linear(), "performs": performs, "coins": TakesAll}
     furthest = max(moved(case, pair, ORIGIN, **how) for pair in linears_worst(case))
     assert furthest <= case.bound * ROUNDING
     if one_step_decides(case):
         assert furthest >= NEAR * case.bound
 
 
+@each_client
 @pytest.mark.parametrize("case", cases(), ids=str)
-def test_random_data_never_exceeds_the_bound(case: Case) -> None:
-    for seed, (make, dense) in itertools.product(range(3), [(linear, True), (linear, False), (puppet, False)]):
+def test_random_data_never_exceeds_the_bound(case: Case, performs: Callable[..., Tensor]) -> None:
+    for seed, make in itertools.product(range(3), [linear, puppet]):
         start = torch.from_numpy(np.random.default_rng(seed).normal(size=DIM) * (seed % 2))
-        one, other = (  # neighbours share the sampler's coins
-            released(case, data, start, model=make(), dense=dense, coins=np.random.default_rng(seed))
-            for data in random_pair(case, seed)
-        )
-        assert float(torch.linalg.vector_norm(one - other, ord=case.norm)) <= case.bound * ROUNDING
+        how = {"model": make(), "performs": performs, "coins": lambda seed=seed: Coins(seed)}
+        assert moved(case, random_pair(case, seed), start, **how) <= case.bound * ROUNDING
 
 
+@cache
+def in_single_precision() -> Model:
+    return Model(nn.Sequential(nn.Linear(DIM, 1, bias=False)), linear().loss)
+
+
+@each_client
 @pytest.mark.parametrize("case", [case for case in cases() if "calibration" in case.title], ids=str)
-def test_single_precision_stays_within_a_hundred_thousandth(case: Case) -> None:
+def test_single_precision_stays_within_a_hundred_thousandth(case: Case, performs: Callable[..., Tensor]) -> None:
     def halved(data: Records) -> Records:
         return Records(data.x.float(), data.y.float())
 
-    for pair, dense in itertools.product(linears_worst(case), (True, False)):
-        model = Model(nn.Sequential(nn.Linear(DIM, 1, bias=False)), linear().loss)
-        pair = (halved(pair[0]), halved(pair[1]))
-        assert moved(case, pair, ORIGIN.float(), model=model, dense=dense, coins=TakesAll()) <= case.bound * (1 + 1e-5)
+    how = {"model": in_single_precision(), "performs": performs, "coins": TakesAll}
+    for pair in linears_worst(case):
+        assert moved(case, (halved(pair[0]), halved(pair[1])), ORIGIN.float(), **how) <= case.bound * (1 + 1e-5)
 
 
 # Deliberately wrong: the brute force must catch each in every order that it touches.
 
 
-@pytest.mark.parametrize("dense", [True, False])
+def clips_otherwise(monkeypatch: pytest.MonkeyPatch, otherwise: Callable[[Any, int], tuple[Any, int]]) -> None:
+    """Let every client clip to another bound, or in another norm."""
+    right_sum, right_clip = reference.sum_of_clipped, reference.clip
+    right_rows, right_layers = local_steps.clip_rows, Layered.sums
+
+    def layers(
+        self: Layered, weights: Tensor, x: Tensor, y: Tensor, counts: Any, bound: Any, *how: Any, **options: Any
+    ):
+        return right_layers(self, weights, x, y, counts, bound and otherwise(*bound), *how, **options)
+
+    monkeypatch.setattr(reference, "sum_of_clipped", lambda blocks, *bound: right_sum(blocks, *otherwise(*bound)))
+    monkeypatch.setattr(reference, "clip", lambda vector, *bound: right_clip(vector, *otherwise(*bound)))
+    monkeypatch.setattr(local_steps, "clip_rows", lambda rows, *bound: right_rows(rows, *otherwise(*bound)))
+    monkeypatch.setattr(Layered, "sums", layers)
+
+
+@each_client
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_a_client_that_clips_twice_as_generously_is_caught(
-    case: Case, dense: bool, monkeypatch: pytest.MonkeyPatch
+    case: Case, performs: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right_sum, right_dense, right_clip = reference.sum_of_clipped, reference.sum_of_clipped_dense, reference.clip
-    monkeypatch.setattr(reference, "sum_of_clipped", lambda blocks, bound, norm: right_sum(blocks, 2 * bound, norm))
-    monkeypatch.setattr(reference, "clip", lambda vector, bound, norm: right_clip(vector, 2 * bound, norm))
-    monkeypatch.setattr(
-        reference,
-        "sum_of_clipped_dense",
-        lambda model, weights, x, y, clip: right_dense(model, weights, x, y, RecordClip(2 * clip.clip_norm, clip.norm)),
-    )
+    how = {"performs": performs, "coins": TakesAll}
+    known(linear()), known(puppet())  # found out before anything is wrong
+    clips_otherwise(monkeypatch, lambda bound, norm: (2 * bound, norm))
     if one_step_decides(case):
-        how = {"model": linear(), "dense": dense, "coins": TakesAll()}
-        furthest = max(moved(case, pair, ORIGIN, **how) for pair in linears_worst(case))
+        furthest = max(moved(case, pair, ORIGIN, model=linear(), **how) for pair in linears_worst(case))
     else:
-        furthest = moved(case, puppets_worst(case), ORIGIN, model=puppet(), dense=False, coins=TakesAll())
+        furthest = moved(case, puppets_worst(case), ORIGIN, model=puppet(), **how)
     assert furthest > 1.8 * case.bound
 
 
+@each_client
 @pytest.mark.parametrize("case", [case for case in cases() if case.norm == 1], ids=str)
-def test_a_clip_in_the_wrong_norm_is_caught(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    right_sum, right_clip = reference.sum_of_clipped, reference.clip
-    monkeypatch.setattr(reference, "sum_of_clipped", lambda blocks, bound, _: right_sum(blocks, bound, 2))
-    monkeypatch.setattr(reference, "clip", lambda vector, bound, _: right_clip(vector, bound, 2))
-    how = {"model": linear(), "dense": False, "coins": TakesAll()}
+def test_a_clip_in_the_wrong_norm_is_caught(
+    case: Case, performs: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = {"model": linear(), "performs": performs, "coins": TakesAll}
+    known(linear())
+    clips_otherwise(monkeypatch, lambda bound, _: (bound, 2))
     assert max(moved(case, pair, ORIGIN, **how) for pair in linears_worst(case)) > 2 * case.bound  # √5, nearly
 
 
+@each_client
 @pytest.mark.parametrize("case", [case for case in cases() if isinstance(case.order.batch, Poisson)], ids=str)
-def test_a_client_that_divides_by_the_realised_batch_is_caught(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = reference._sum_of_clipped
+def test_a_client_that_divides_by_the_realised_batch_is_caught(
+    case: Case, performs: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, right_layers = reference._sum_of_clipped, Layered.sums
 
     def realised(bound: Any, model: Model, weights: Tensor, batch: Records, vectorised: bool) -> Tensor:
         return right(bound, model, weights, batch, vectorised) / len(batch) * case.order.divisor(case.records)
 
+    def layers(
+        self: Layered, weights: Tensor, x: Tensor, y: Tensor, counts: Tensor, *how: Any, **options: Any
+    ) -> Tensor:
+        shares = counts.view(3, -1)  # of three clients as many rows each
+        expected = torch.tensor([[case.order.divisor(n)] for n in (3, case.records, 2)], dtype=torch.float64)
+        of_each = (shares / (shares != 0).sum(dim=1, keepdim=True) * expected).flatten()
+        return right_layers(self, weights, x, y, of_each, *how, **options)
+
+    how = {"model": linear(), "performs": performs, "coins": TakesAll}
+    known(linear())
     monkeypatch.setattr(reference, "_sum_of_clipped", realised)
+    monkeypatch.setattr(Layered, "sums", layers)
     # Two records that pull apart, of which one is added to the other: alone it was all of the batch.
     pair = rows([[1e6] * DIM, [-1e6] * DIM]), rows([[1e6] * DIM])
-    how = {"model": linear(), "dense": False, "coins": TakesAll()}
     assert moved(case, pair, ORIGIN, **how) > 1.2 * case.bound
 
 
-def test_noise_is_in_proportion_to_the_measured_change() -> None:
+@each_client
+def test_noise_is_in_proportion_to_the_measured_change(performs: Callable[..., Tensor]) -> None:
     """UDP's exact noise for one round, by hand: μ of (8, 1e-3) is what one replaced record may show."""
     system = UDP(rounds=1, epsilon=8.0, delta=1e-3)
     promise = system.promise(SIZES)
     for client, order in next(orders(system))[1].items():
         case = Case("udp", order, SIZES[client], promise)
-        measured = max(
-            moved(case, pair, ORIGIN, model=linear(), dense=True, coins=TakesAll()) for pair in linears_worst(case)
-        )
+        how = {"model": linear(), "performs": performs, "coins": TakesAll}
+        measured = max(moved(case, pair, ORIGIN, **how) for pair in linears_worst(case))
         assert isinstance(order.noise, Gaussian)
         assert measured / order.noise.std == pytest.approx(2.0833, rel=1e-3)

@@ -31,19 +31,34 @@ class Chunk:
         return type(self.order.noise) if self.order.noise is not None else Gaussian
 
     @property
+    def draws(self) -> bool:
+        """Tell whether training draws anything: batches, or noise on a step that is not the last."""
+        order = self.order
+        return isinstance(order.batch, Poisson) or (order.noise is not None and order.noise_on == "step")
+
+    @property
     def sampling_rates(self) -> list[float]:
         """Return the rate of each client's Poisson batches."""
         return [one.order.batch.sampling_rate for one in self.paid if isinstance(one.order.batch, Poisson)]
 
-    def weighed(self, weights: Mapping[int, float], like: Tensor) -> Tensor:
-        """Return how much each client's upload counts."""
-        return torch.tensor([weights[client] for client in self.clients], dtype=like.dtype).to(like.device)[:, None]
+    def table(self, like: Tensor, weights: Mapping[int, float] | None = None) -> Tensor:
+        """Return what differs among the clients as a table, on the device and in the precision of `like`.
 
-    def table(self, like: Tensor) -> Tensor:
-        """Return what differs among the clients as a table, on the device and in the precision of `like`."""
+        weights: how much each client's upload counts, where it is to be summed.
+        """
         distinct = self.paid[:1] if self._alike else self.paid
-        table = torch.tensor([_numbers_of(one) for one in distinct], dtype=like.dtype).to(like.device)
-        return table.expand(len(self.paid), -1)
+        table = torch.tensor([_numbers_of(one) for one in distinct], dtype=like.dtype).expand(len(self.paid), -1)
+        if weights is not None:
+            counts = torch.tensor([weights[client] for client in self.clients], dtype=like.dtype)
+            table = torch.cat([counts[:, None], table[:, 1:]], dim=1)
+        return table.to(like.device)
+
+    def late_noise(self, weights: Mapping[int, float]) -> list[float]:
+        """Return the size that the last noise of each client has in the weighted sum."""
+        if self._alike:
+            size = _late_noise(self.paid[0])
+            return [size * weights[client] for client in self.clients]
+        return [_late_noise(one) * weights[client] for client, one in zip(self.clients, self.paid, strict=True)]
 
     @cached_property
     def kind(self) -> tuple[object, ...]:
@@ -72,6 +87,7 @@ class Chunk:
 class Numbers(NamedTuple):
     """What differs among the clients of a chunk, as columns [k, 1]."""
 
+    weights: Tensor  # how much an upload counts in the sum, where only that is asked for
     divisors: Tensor  # of sums of record gradients
     clip_norms: Tensor  # one for those who clip nothing, and do not look at it
     pulls: Tensor  # strength of the pull towards the broadcast model
@@ -106,12 +122,23 @@ def _kind(order: Order) -> tuple[object, ...]:
 
 
 def _numbers_of(paid: Charged) -> list[float]:
-    order, divisor = paid.order, paid.order.divisor(paid.records)
-    size = 0.0
-    if order.noise is not None:
-        size = order.noise.std if isinstance(order.noise, Gaussian) else order.noise.scale
-    # A step's noise is added to what the clip bounds: a sum that is divided afterwards, or the gradient itself.
-    on_gradient = size / divisor if isinstance(order.clip, RecordClip) else size
-    late = size if order.noise_on == "upload" else on_gradient * order.learning_rates[-1]
+    order = paid.order
     clip_norm = order.clip.clip_norm if order.clip else 1.0
-    return [divisor, clip_norm, order.proximal, on_gradient, late, *order.learning_rates]
+    numbers = [order.divisor(paid.records), clip_norm, order.proximal, _step_noise(paid), _late_noise(paid)]
+    return [1.0, *numbers, *order.learning_rates]
+
+
+def _step_noise(paid: Charged) -> float:
+    """Return the noise's size on a gradient: it is added to what the clip bounds, be it a sum that is divided."""
+    noise = paid.order.noise
+    if noise is None:
+        return 0.0
+    size = noise.std if isinstance(noise, Gaussian) else noise.scale
+    return size / paid.order.divisor(paid.records) if isinstance(paid.order.clip, RecordClip) else size
+
+
+def _late_noise(paid: Charged) -> float:
+    noise = paid.order.noise
+    if noise is None or paid.order.noise_on == "step":
+        return _step_noise(paid) * paid.order.learning_rates[-1]
+    return noise.std if isinstance(noise, Gaussian) else noise.scale

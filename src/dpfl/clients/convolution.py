@@ -31,19 +31,32 @@ def _channels_last(image: Tensor) -> Tensor:
 
 
 def convolve(
-    layer: nn.Conv1d | nn.Conv2d, image: Tensor, weight: Tensor, bias: Tensor | None, *, measured: bool
+    layer: nn.Conv1d | nn.Conv2d,
+    image: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    measured: bool,
+    recall: dict[str, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
     """Return what is to be kept and the layer's outputs [R, out, H, W], under one kernel or one for each client.
 
     By patches, which are kept, where there are several kernels, and where gradients are measured and the image is the
     record itself: the patches are then needed anyway. Else by torch's convolution, and the image is kept.
+
+    recall: where the patches of records are remembered, which are the same in every step on the same batch.
     """
     stride, dilation = _geometry(layer)
     shared = weight.ndim == layer.weight.ndim
     if shared and (image.requires_grad or not measured):
         kernel = _channels_last(weight[:, :, None] if weight.ndim == 3 else weight)
         return image, functional.conv2d(_padded(layer, image), kernel, bias, stride, _plain_padding(layer), dilation)
-    patches, height, width = _patches(layer, image)
+    height, width = _grid(layer, image)
+    patches = recall.get("patches") if recall is not None else None
+    if patches is None:
+        patches = _patches(layer, image)
+    if recall is not None:
+        recall["patches"] = patches
     if shared:
         product = functional.linear(patches, weight.movedim(1, -1).flatten(1), bias)
     else:
@@ -91,7 +104,7 @@ class Convolved:
         return Convolved(self.layer, silenced(self.image, rows), silenced(self.deltas, rows), biased=self.biased)
 
     def _products(self) -> Products:
-        patches = self.image if self.image.ndim == 3 else _patches(self.layer, self.image)[0]
+        patches = self.image if self.image.ndim == 3 else _patches(self.layer, self.image)
         deltas = self.deltas.permute(0, 2, 3, 1).flatten(1, 2)
         return Products(patches, deltas, biased=self.biased)
 
@@ -135,22 +148,32 @@ class _Patches(torch.autograd.Function):
         return image, None, None, None
 
 
-def _patches(layer: nn.Conv1d | nn.Conv2d, image: Tensor) -> tuple[Tensor, int, int]:
-    """Return the patches of images [R, C, H, W] and the height and width of the grid they are taken at."""
-    geometry = _geometry(layer)
-    (down, right), (further_down, further_right) = geometry
+def _patches(layer: nn.Conv1d | nn.Conv2d, image: Tensor) -> Tensor:
+    """Return the patches of images [R, C, H, W]."""
     last = image.permute(0, 2, 3, 1)
-    top, bottom, left, right_side = _borders(layer)
-    if top or bottom or left or right_side:
-        last = functional.pad(last, (0, 0, left, right_side, top, bottom))
-    size = (1, *layer.kernel_size) if len(layer.kernel_size) == 1 else tuple(layer.kernel_size)
-    assert len(size) == 2
-    grid = (
-        (last.shape[1] - further_down * (size[0] - 1) - 1) // down + 1,
-        (last.shape[2] - further_right * (size[1] - 1) - 1) // right + 1,
+    top, bottom, left, right = _borders(layer)
+    if top or bottom or left or right:
+        last = functional.pad(last, (0, 0, left, right, top, bottom))
+    grid = _grid(layer, image)
+    patches: Tensor = _Patches.apply(last, _size(layer), _geometry(layer), grid)  # type: ignore[no-untyped-call]
+    return patches
+
+
+def _grid(layer: nn.Conv1d | nn.Conv2d, image: Tensor) -> tuple[int, int]:
+    """Return the height and width of the grid that patches are taken at, which are those of the outputs."""
+    (down, right), (further_down, further_right) = _geometry(layer)
+    top, bottom, left, beside = _borders(layer)
+    height, width = _size(layer)
+    return (
+        (image.shape[2] + top + bottom - further_down * (height - 1) - 1) // down + 1,
+        (image.shape[3] + left + beside - further_right * (width - 1) - 1) // right + 1,
     )
-    patches: Tensor = _Patches.apply(last, size, geometry, grid)  # type: ignore[no-untyped-call]
-    return patches, *grid
+
+
+def _size(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, int]:
+    """Return the height and width of the kernel."""
+    height, width = (1, *layer.kernel_size)[-2:]
+    return height, width
 
 
 def _geometry(layer: nn.Conv1d | nn.Conv2d) -> _Pairs:

@@ -6,6 +6,7 @@ once: a sum of independent Gaussians is a Gaussian whose variance is the sum of 
 """
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -107,12 +108,12 @@ class OnDevice:
 
 
 def room_for(records: int, rate: float) -> int:
-    """Return a number of records that a Poisson batch stays below but for a chance of about one in ten thousand."""
+    """Return a number of records that a Poisson batch stays below but for a chance of about one in a thousand."""
     expected = records * rate
-    return min(records, math.ceil(expected + 4 * math.sqrt(expected * (1 - rate)) + 4))
+    return min(records, math.ceil(expected + 3 * math.sqrt(expected * (1 - rate)) + 4))
 
 
-def draw_sum(law: Law, sizes: Tensor, dim: int, rng: Generator | torch.Generator) -> Tensor:
+def draw_sum(law: Law, sizes: Sequence[float], dim: int, rng: Generator | torch.Generator) -> Tensor:
     """Draw Σ_i sizes[i]·noise_i, [dim]: if it is Gaussian in one draw, else in as many as there are."""
 
     def one() -> Tensor:
@@ -121,7 +122,7 @@ def draw_sum(law: Law, sizes: Tensor, dim: int, rng: Generator | torch.Generator
         return draw_on_device(law, (dim,), rng)
 
     if law is Gaussian:
-        return one() * sizes.square().sum().sqrt()
+        return one() * math.sqrt(math.fsum(size * size for size in sizes))
     total = sizes[0] * one()
     for size in sizes[1:]:
         total += size * one()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from dpfl.clients.clipping import sum_of_clipped
-from dpfl.clients.layers import Kind, kind_of
+from dpfl.clients.layers import Kind, Pass, kind_of
 from dpfl.clients.record_gradients import Formed, RecordGradients
 from dpfl.errors import BadInput
 from dpfl.models import Model
@@ -44,6 +44,8 @@ class Layered:
         self.module = copy.deepcopy(model.module)
         self._weights: dict[str, Tensor] = {}
         self._seen: list[_Seen] = []
+        self._records: Tensor | None = None  # what ran through last
+        self._recall: dict[str, Tensor] = {}  # what the first layer made of them
         self._measured = False  # whether norms of gradients will be asked for
         self._mean = False  # whether the loss gives only the mean of a batch
         self.random = False  # whether layers draw random numbers, as dropout does
@@ -69,6 +71,10 @@ class Layered:
         """Return the names of the parameters whose gradients are known."""
         return {_named(name, part) for name, layer in self.layers.items() for part, _ in layer.named_parameters()}
 
+    def forget(self) -> None:
+        """Let go of the records that ran through last."""
+        self._records, self._recall = None, {}
+
     def footprint(self, *, formed: bool) -> int:
         """Return about how many numbers are held for each record, or also formed when its gradient is measured."""
         return self._passed + self._formed * formed
@@ -92,7 +98,7 @@ class Layered:
         bound: the clip norm of each record [R] and the norm it is meant in; None to clip nothing.
         careful: leave out gradients that are not finite. Else one of them makes the sum not finite.
         """
-        gradients = self.gradients(weights, x, y, measured=bound is not None)
+        gradients = self.gradients(weights, x, y, measured=bound is not None or clients > 1)
         if bound is not None:
             clip_norms, norm = bound
             lengths = _lengths(gradients, norm, exact=careful)
@@ -101,6 +107,8 @@ class Layered:
                 gradients = {name: part.without(broken) for name, part in gradients.items()}
                 lengths = lengths.masked_fill(broken, 0)
             scales = torch.where(lengths > clip_norms, clip_norms / lengths, 1.0).to(weights.dtype)
+            if not careful:  # what could not be measured shall not pass for nothing
+                scales = scales.masked_fill(torch.isinf(lengths), torch.nan)
             counts = scales if counts is None else scales * counts
         total: dict[str, Tensor] = {}
         for name, part in gradients.items():
@@ -127,6 +135,8 @@ class Layered:
     def run(self, weights: Tensor, x: Tensor, y: Tensor, *, measured: bool = True) -> list[tuple[_Seen, Tensor]]:
         """Return what went through each layer, with the derivatives of the records' losses by its outputs."""
         self._weights, self._seen, self._measured = self.model.split(weights.detach()), [], measured
+        if x is not self._records:
+            self._records, self._recall = x, {}
         with torch.enable_grad():
             # Row r of a derivative by a layer's outputs is record r's own: records do not mix.
             total = self._losses(self.module(x), y).sum()
@@ -151,7 +161,8 @@ class Layered:
         kind = kind_of(layer)
         assert kind is not None
         parts = {part: self._weights[_named(name, part)] for part, _ in layer.named_parameters()}
-        kept, outputs = kind.run(layer, x, parts, measured=self._measured)
+        recall = self._recall if x is self._records else None
+        kept, outputs = kind.run(layer, x, parts, Pass(self._measured, recall))
         if not outputs.requires_grad:
             outputs.requires_grad_()
         self._seen.append(_Seen(name, layer, kind, kept, outputs))

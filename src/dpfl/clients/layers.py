@@ -6,7 +6,7 @@ makes the records' gradients of that and of the derivatives δ by the layer's ou
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,23 @@ from dpfl.clients.record_gradients import Formed, Lookups, Products, RecordGradi
 Weights = Mapping[str, Tensor]  # by parameter: "weight", "bias"
 
 
+class Pass(NamedTuple):
+    """What a layer should know about the pass."""
+
+    measured: bool  # whether gradients will be asked for record by record, or client by client
+    recall: (
+        dict[str, Tensor] | None
+    )  # where the layer that sees the records themselves may remember what it made of them
+
+
 class Kind(Protocol):
     """One kind of layer."""
 
     def fits(self, layer: Any) -> bool:
         """Tell whether the layer does nothing that is not done here."""
 
-    def run(self, layer: Any, x: Tensor, weights: Weights, *, measured: bool) -> tuple[Tensor, Tensor]:
-        """Return what is to be kept and the outputs [R, ...]; measured: whether norms will be asked for."""
+    def run(self, layer: Any, x: Tensor, weights: Weights, this: Pass) -> tuple[Tensor, Tensor]:
+        """Return what is to be kept and the outputs [R, ...]."""
 
     def gradients(self, layer: Any, kept: Tensor, deltas: Tensor, *, biased: bool) -> RecordGradients:
         """Return the gradients of the records."""
@@ -41,7 +50,7 @@ class Linear:
         """Take every linear layer."""
         return True
 
-    def run(self, layer: nn.Linear, x: Tensor, weights: Weights, *, measured: bool) -> tuple[Tensor, Tensor]:
+    def run(self, layer: nn.Linear, x: Tensor, weights: Weights, this: Pass) -> tuple[Tensor, Tensor]:
         """Multiply all rows by one matrix, or those of each client by its own."""
         weight, bias = weights["weight"], weights.get("bias")
         if weight.ndim == 2:
@@ -68,13 +77,12 @@ class Convolution:
         """Take those whose channels are all connected and whose borders are zeros."""
         return layer.groups == 1 and layer.padding_mode == "zeros"
 
-    def run(
-        self, layer: nn.Conv1d | nn.Conv2d, x: Tensor, weights: Weights, *, measured: bool
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, layer: nn.Conv1d | nn.Conv2d, x: Tensor, weights: Weights, this: Pass) -> tuple[Tensor, Tensor]:
         """Convolve the image."""
         if x.ndim == layer.weight.ndim - 1:  # one image without a batch: no rows of records
             raise ValueError("a convolution needs records")
-        kept, outputs = convolve(layer, as_image(x), weights["weight"], weights.get("bias"), measured=measured)
+        weight, bias = weights["weight"], weights.get("bias")
+        kept, outputs = convolve(layer, as_image(x), weight, bias, measured=this.measured, recall=this.recall)
         return kept, outputs.squeeze(2) if x.ndim == 3 else outputs
 
     def gradients(self, layer: nn.Conv1d | nn.Conv2d, kept: Tensor, deltas: Tensor, *, biased: bool) -> RecordGradients:
@@ -94,9 +102,7 @@ class Normalisation:
         """Take every one that has parameters."""
         return layer.weight is not None
 
-    def run(
-        self, layer: nn.GroupNorm | nn.LayerNorm, x: Tensor, weights: Weights, *, measured: bool
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, layer: nn.GroupNorm | nn.LayerNorm, x: Tensor, weights: Weights, this: Pass) -> tuple[Tensor, Tensor]:
         """Normalise, scale and shift."""
         if isinstance(layer, nn.GroupNorm):
             normal = functional.group_norm(x, layer.num_groups, eps=layer.eps)
@@ -140,7 +146,7 @@ class Embedding:
         """Take those that neither change their table as they go nor weigh by how often a row was looked up."""
         return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
 
-    def run(self, layer: nn.Embedding, x: Tensor, weights: Weights, *, measured: bool) -> tuple[Tensor, Tensor]:
+    def run(self, layer: nn.Embedding, x: Tensor, weights: Weights, this: Pass) -> tuple[Tensor, Tensor]:
         """Look up, each client in its own table where there are several."""
         table = weights["weight"]
         if table.ndim == 2:

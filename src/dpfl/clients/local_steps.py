@@ -14,6 +14,7 @@ from dpfl.clients.clipping import clip_rows
 from dpfl.clients.layered import Layered
 from dpfl.clients.least_squares import Moments
 from dpfl.clients.pool import Batch, Pool
+from dpfl.federation import Records
 from dpfl.orders import ClientClip, ModelClip, Order, RecordClip
 
 
@@ -43,15 +44,20 @@ class LocalSteps:
         batch, noise: draw the next batch, and the next noise of size 1 for every client.
         late_noise: whether to add the noise on which nothing is trained any more: that on the last step or the upload.
         """
-        weights = broadcast
+        weights, before, records = broadcast, None, None
         for step in range(order.steps):
-            gradient = self._gradient(order, numbers, weights, batch())
+            drawn = batch()
+            if drawn is not before and self.moments is None:  # the records of a full batch are taken once
+                records = self.pool.take(drawn.rows)
+            before = drawn
+            gradient = self._gradient(order, numbers, weights, drawn, records)
             last = step == order.steps - 1
             if order.noise is not None and order.noise_on == "step" and (late_noise or not last):
                 gradient = gradient + noise().to(gradient) * numbers.step_noise
             if order.proximal:
                 gradient = gradient + numbers.pulls * (weights - broadcast)
             weights = weights - numbers.rates[:, step : step + 1] * gradient
+        self.layers.forget()
         if isinstance(order.clip, ModelClip):
             weights = clip_rows(weights, numbers.clip_norms[:, 0], order.clip.norm)
         update = weights - broadcast
@@ -63,35 +69,48 @@ class LocalSteps:
         self,
         order: Order,
         numbers: Numbers,
-        weights: Tensor,
         broadcast: Tensor,
         batch: Callable[[], Batch],
         noise: Callable[[], Tensor],
     ) -> Tensor:
-        """Return Σ_i weights[i]·update_i [d], without the late noise; weights: [k, 1]."""
-        if is_one_batch(order) and self.moments is None:
-            # One step from one model: Σ_i p_i·(−η_i/m_i)·Σ_r clipped gradient is a sum over all records of all clients.
-            return self._sums(order, numbers, broadcast, batch(), -weights * numbers.rates / numbers.divisors)[0]
-        return weights[:, 0] @ self.updates(order, numbers, broadcast, batch, noise, late_noise=False)
+        """Return the sum of all updates as the numbers weigh them [d], without the late noise."""
+        if not is_one_batch(order) or self.moments is not None:
+            updates = self.updates(order, numbers, broadcast, batch, noise, late_noise=False)
+            return numbers.weights[:, 0] @ updates
+        # One step from one model: Σ_i p_i·(−η_i/m_i)·Σ_r clipped gradient is a sum over all records of all clients.
+        each, drawn = -numbers.weights * numbers.rates / numbers.divisors, batch()
+        total = self._sums(order, numbers, broadcast, drawn, self.pool.take(drawn.rows), each)[0]
+        self.layers.forget()
+        return total
 
-    def _gradient(self, order: Order, numbers: Numbers, weights: Tensor, batch: Batch) -> Tensor:
+    def _gradient(
+        self, order: Order, numbers: Numbers, weights: Tensor, batch: Batch, records: Records | None
+    ) -> Tensor:
         """Return what a step follows, [k, d]: clipped, and divided by the expected number of records."""
-        total = (
-            self._sums(order, numbers, weights, batch) if self.moments is None else self.moments.sums(weights, batch)
-        )
+        if records is not None:
+            total = self._sums(order, numbers, weights, batch, records)
+        else:
+            assert self.moments is not None
+            total = self.moments.sums(weights, batch)
         gradient = total / numbers.divisors
         if isinstance(order.clip, ClientClip):
             return clip_rows(gradient, numbers.clip_norms[:, 0], order.clip.norm)
         return gradient
 
     def _sums(
-        self, order: Order, numbers: Numbers, weights: Tensor, batch: Batch, each: Tensor | None = None
+        self,
+        order: Order,
+        numbers: Numbers,
+        weights: Tensor,
+        batch: Batch,
+        records: Records,
+        each: Tensor | None = None,
     ) -> Tensor:
         """Return Σ_r gradient of record r, clipped if so ordered, for each client [k, d].
 
         each: [k, 1], how much the records of each client count in one sum over all clients, [1, d].
         """
-        clients, count = len(numbers.divisors), batch.length
+        clients, count = len(numbers.divisors), len(records)
         sums = 1 if each is not None else clients
         if count == 0:
             return weights.new_zeros(sums, weights.shape[-1])
@@ -103,7 +122,6 @@ class LocalSteps:
         if isinstance(order.clip, RecordClip):
             bound = numbers.clip_norms.expand(-1, count // clients).flatten(), order.clip.norm
         shared = weights[0] if weights.ndim == 2 and len(weights) == 1 else weights
-        records = self.pool.take(batch.rows)
         if sums > 1 or count <= self.rows:
             return self.layers.sums(shared, records.x, records.y, counts, bound, sums, careful=self.careful)
         total = weights.new_zeros(1, weights.shape[-1])

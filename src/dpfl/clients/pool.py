@@ -18,11 +18,6 @@ class Batch(NamedTuple):
     rows: slice | Tensor
     real: Tensor | None  # one for a record and zero for a gap; None where there are no gaps
 
-    @property
-    def length(self) -> int:
-        """Return how many there are, gaps included."""
-        return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
-
 
 class Pool:
     """Records of N clients, one after the other, and a last row of zeros that fills gaps: finite, and nobody's."""

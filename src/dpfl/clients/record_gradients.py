@@ -141,16 +141,15 @@ def powers(rows: Tensor, norm: Norm, *, exact: bool) -> Tensor:
     """Return Σ|x|, or Σx², of each row of [R, n], in double precision.
 
     Squares in single precision overflow or vanish where numbers are huge or tiny, and a huge input times a tiny
-    derivative is a gradient like any other. So Σx² is exact only on demand: else it is NaN above 1e20, which nobody
-    will take for a norm, and 1e-35 too large below, which makes a gradient longer than it is and never shorter.
+    derivative is a gradient like any other. So Σx² is exact only on demand: else it is infinite above 1e38, which
+    nobody will take for a norm, and 1e-35 too large, which makes a gradient longer than it is and never shorter.
     """
     if exact:
         doubled = rows.double()
         return doubled.abs().sum(dim=1) if norm == 1 else doubled.square().sum(dim=1)
     if norm == 1:
         return rows.abs().sum(dim=1).double()
-    squares = _squares(rows).double()
-    return torch.where(squares < 1e20, squares + 1e-35, torch.nan)
+    return _squares(rows).double().add_(1e-35)
 
 
 def _squares(rows: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ client's loop.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from queue import SimpleQueue
 from typing import TypeVar
@@ -38,6 +38,7 @@ from dpfl.streams import Streams, device_generator, layer_randomness
 # a client that is larger comes alone, with so many of its records at a time. A GPU is given an eighth of its memory.
 _CPU_CHUNK = 2**21
 _CPU_BLOCK = 2**26
+_TINY = 2**18
 _GPU_SHARE = 8
 _GPU_GRAPH = 2**28  # numbers below which a step is so short that launching its kernels takes longer than they do
 
@@ -95,12 +96,12 @@ class StackedClients:
         chunks = self._chunks(kinds)
         total, cut = self._add_up(chunks, weights, broadcast, round, careful=False)
         noise = [self._late_noise(kind, weights, broadcast, round) for kind in kinds if kind.order.noise is not None]
+        noised = sum(noise, total)
         # Only now is the device asked how it went: it has been working all the while.
-        if any(cut) or not all(_is_sound(kind, total) for kind in kinds):
-            total, _ = self._add_up(chunks, weights, broadcast, round, careful=True)
-        for one in noise:
-            total = total + one
-        return total
+        if not any(cut) and all(_is_sound(kind, total) for kind in kinds):
+            return noised
+        total, _ = self._add_up(chunks, weights, broadcast, round, careful=True)
+        return sum(noise, total)
 
     def _add_up(
         self, chunks: Sequence[Chunk], weights: Mapping[int, float], broadcast: Tensor, round: int, *, careful: bool
@@ -108,19 +109,19 @@ class StackedClients:
         """Return Σ_i weights[i]·update_i without late noise, and for every chunk on a GPU whether a batch was cut."""
         work = partial(self._weighted, weights, broadcast, round, careful=careful)
         total, cut = torch.zeros_like(broadcast), []
-        for part, *flags in self._spread(work, chunks):
+        for chunk, (part, *flags) in zip(chunks, self._spread(work, chunks), strict=True):
             total = total + part
-            cut += [flag.clone() for flag in flags]
+            cut += [flag.clone() for flag in flags if isinstance(chunk.order.batch, Poisson)]
         return total, cut
 
     def _late_noise(self, kind: Chunk, weights: Mapping[int, float], broadcast: Tensor, round: int) -> Tensor:
-        sizes = (kind.weighed(weights, broadcast) * Numbers.of(kind.table(broadcast)).late_noise)[:, 0]
-        place = {"client": kind.clients[0], "round": round}
-        if self._rng is None:
-            rng = self.streams.generator("sum of noise", **place)
-            return draw_sum(kind.law, sizes, len(broadcast), rng).to(broadcast.dtype)
-        source = self.streams.seed_device(self._rng, "sum of noise", **place)
-        return draw_sum(kind.law, sizes, len(broadcast), source).to(broadcast.dtype)
+        purpose, place = "sum of noise", {"client": kind.clients[0], "round": round}
+        rng = (
+            self.streams.generator(purpose, **place)
+            if self._rng is None
+            else self.streams.seed_device(self._rng, purpose, **place)
+        )
+        return draw_sum(kind.law, kind.late_noise(weights), len(broadcast), rng).to(broadcast.dtype)
 
     def _weighted(
         self,
@@ -133,27 +134,27 @@ class StackedClients:
         careful: bool,
     ) -> tuple[Tensor, ...]:
         """Return the weighted sum of a chunk's updates, without the noise that is drawn for all."""
-        steps, weighed = self._steps(layers, chunk, careful), chunk.weighed(weights, broadcast)
-        table = chunk.table(broadcast)
+        steps, table = self._steps(layers, chunk, careful), chunk.table(broadcast, weights)
         if self._rng is None:
             draws = OneStream(self.streams, self._pool, chunk, round, len(broadcast))
             batch = draws.batch if isinstance(chunk.order.batch, Poisson) else self._always(chunk)
             with self._randomness(chunk, round):
-                return (steps.weighted_sum(chunk.order, Numbers.of(table), weighed, broadcast, batch, draws.noise),)
-        return self._on_gpu(steps, chunk, weighed, table, broadcast, round)
+                return (steps.weighted_sum(chunk.order, Numbers.of(table), broadcast, batch, draws.noise),)
+        return self._on_gpu(steps, chunk, table, broadcast, round)
 
     def _on_gpu(
-        self, steps: LocalSteps, chunk: Chunk, weighed: Tensor, table: Tensor, broadcast: Tensor, round: int
+        self, steps: LocalSteps, chunk: Chunk, table: Tensor, broadcast: Tensor, round: int
     ) -> tuple[Tensor, ...]:
         """Return the same, and whether a batch was cut; what is short is recorded, and replayed in later rounds."""
         assert self._rng is not None
-        self.streams.seed_device(self._rng, "chunk", client=chunk.clients[0], round=round)
+        if chunk.draws:
+            self.streams.seed_device(self._rng, "chunk", client=chunk.clients[0], round=round)
         draws = OnDevice(self._rng, self._pool, chunk, len(broadcast), roomy=steps.careful)
         sampled = isinstance(chunk.order.batch, Poisson)
         whole = Batch(draws.facts, None) if sampled else self._always(chunk)()
         inputs = [one for one in whole if isinstance(one, Tensor)]
 
-        def train(broadcast: Tensor, weighed: Tensor, table: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        def train(broadcast: Tensor, table: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
             draws.cut = torch.zeros_like(draws.cut)
             batch = draws.batch
             if sampled:
@@ -161,17 +162,16 @@ class StackedClients:
             else:
                 rows = whole.rows if isinstance(whole.rows, slice) else given[0]
                 batch = partial(Batch, rows, None if whole.real is None else given[-1])
-            numbers = Numbers.of(table)
-            total = steps.weighted_sum(chunk.order, numbers, weighed, broadcast, batch, draws.noise)
+            total = steps.weighted_sum(chunk.order, Numbers.of(table), broadcast, batch, draws.noise)
             return total, draws.cut
 
-        size = sum(self._cost(chunk, self._pool.sizes[client]) for client in chunk.clients)
+        size = len(chunk.clients) * self._cost(chunk, max(self._pool.sizes[client] for client in chunk.clients))
         if steps.careful or steps.layers.random or size > _GPU_GRAPH:
             with self._randomness(chunk, round):
-                return train(broadcast, weighed, table, *inputs)
+                return train(broadcast, table, *inputs)
         fixed = (whole.rows.start, whole.rows.stop) if isinstance(whole.rows, slice) else None
         key = (chunk.kind, fixed, draws.room, draws.longest)
-        return self._graphs.run(key, train, self._rng, broadcast, weighed, table, *inputs)
+        return self._graphs.run(key, train, self._rng, broadcast, table, *inputs)
 
     def _updates(self, broadcast: Tensor, round: int, layers: Layered, chunk: Chunk, *, careful: bool) -> Tensor:
         """Return the upload of each client [k, d]."""
@@ -207,7 +207,8 @@ class StackedClients:
         assert self._layers is not None
         cores = torch.get_num_threads()
         if self._rng is not None or cores == 1 or len(chunks) == 1 or self._layers.random:
-            yield from (work(self._layers, chunk) for chunk in chunks)
+            with _one_core() if self._rng is None and self._is_tiny(chunks) else nullcontext():
+                yield from (work(self._layers, chunk) for chunk in chunks)
             return
 
         def with_a_twin(chunk: Chunk) -> T:
@@ -228,6 +229,11 @@ class StackedClients:
             costs = {size: self._cost(kind, size) for size in set(sizes)}
             chunks += kind.cut(self._room, [costs[size] for size in sizes])
         return chunks
+
+    def _is_tiny(self, chunks: Sequence[Chunk]) -> bool:
+        """Tell whether the work is so little that telling another core about it takes longer."""
+        only = chunks[0]
+        return len(chunks) == 1 and len(only.clients) * self._cost(only, self._pool.sizes[only.clients[0]]) < _TINY
 
     def _cost(self, kind: Chunk, records: int) -> int:
         """Return how many numbers a client with so many records adds to a chunk of this kind."""
@@ -272,6 +278,16 @@ class StackedClients:
         for _ in range(torch.get_num_threads()):
             twins.put(Layered(self.model))
         return twins
+
+
+@contextmanager
+def _one_core() -> Iterator[None]:
+    cores = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(cores)
 
 
 def _is_sound(kind: Chunk, result: Tensor) -> bool:

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dpfl.clients.chunks import Chunk, by_kind
+from dpfl.clients.chunks import Chunk, Numbers, by_kind
 from dpfl.orders import ClientClip, Full, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
 from dpfl.privacy.ledger import Charged
+from dpfl.privacy.mechanisms import Law
 
 PLAIN = Order(steps=2, learning_rate=0.5, clip=RecordClip(1.0), noise=Gaussian(0.1))
 
@@ -78,17 +79,10 @@ def test_nobody_makes_no_chunk() -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "one"),
-    [
-        (replace(PLAIN, steps=1), True),
-        (replace(PLAIN, steps=1, clip=None), True),
-        (PLAIN, False),
-        (replace(PLAIN, steps=1, clip=ClientClip(1.0)), False),  # a client's mean is clipped, not its records
-        (replace(PLAIN, steps=1, clip=ModelClip(1.0)), False),
-    ],
+    ("noise", "law"), [(Gaussian(0.1), Gaussian), (Laplace(0.1), Laplace), (None, Gaussian)], ids=str
 )
-def test_a_single_step_of_clipped_records_is_one_batch(order: Order, one: bool) -> None:
-    assert by_kind(charged(order))[0].is_one_batch is one
+def test_the_law_is_that_of_the_noise(noise: Gaussian | Laplace | None, law: Law) -> None:
+    assert by_kind(charged(replace(PLAIN, noise=noise)))[0].law is law
 
 
 # Cut.
@@ -132,6 +126,10 @@ def test_ragged_clients_never_fill_more_than_the_room() -> None:
 # What differs among clients.
 
 
+def numbers_of(chunk: Chunk) -> Numbers:
+    return Numbers.of(chunk.table(torch.zeros(1, dtype=torch.float64)))
+
+
 def test_numbers_come_as_a_row_for_each_client() -> None:
     # Client 0: 20 records at rate 0.5 are 10; noise of 3 on their sum is 0.3 in the gradient, and 0.3·0.2 in the upload
     # of the last step. Client 1: 5 records at rate 0.2 are 1; noise of 2, and 2·0.4 in the upload.
@@ -139,32 +137,39 @@ def test_numbers_come_as_a_row_for_each_client() -> None:
         steps=2, learning_rate=(0.1, 0.2), batch=Poisson(0.5), clip=RecordClip(7.0), noise=Gaussian(3.0),
         noise_on="step", proximal=0.25,
     )  # fmt: skip
-    other = replace(
-        one, learning_rate=0.4, batch=Poisson(0.2), clip=RecordClip(9.0), noise=Gaussian(2.0), proximal=1.0
-    )
+    other = replace(one, learning_rate=0.4, batch=Poisson(0.2), clip=RecordClip(9.0), noise=Gaussian(2.0), proximal=1.0)
     chunk = Chunk([3, 8], [Charged(one, 20), Charged(other, 5)])
-    numbers = chunk.numbers(torch.zeros(1, dtype=torch.float64))
+    numbers = numbers_of(chunk)
     assert numbers.divisors.tolist() == [[10.0], [1.0]]
     assert numbers.clip_norms.tolist() == [[7.0], [9.0]]
     assert numbers.pulls.tolist() == [[0.25], [1.0]]
     assert numbers.rates.tolist() == [[0.1, 0.2], [0.4, 0.4]]
     assert numbers.step_noise.tolist() == [[pytest.approx(0.3)], [2.0]]
     assert numbers.late_noise.tolist() == [[pytest.approx(0.06)], [pytest.approx(0.8)]]
-    assert chunk.weighed({8: 0.75, 3: 0.25}, torch.zeros(1)).tolist() == [[0.25], [0.75]]
-    assert chunk.positions(torch.device("cpu")).tolist() == [3, 8]
+    assert numbers.weights.tolist() == [[1.0], [1.0]]
+    weighed = Numbers.of(chunk.table(torch.zeros(1), {8: 0.75, 3: 0.25}))
+    assert weighed.weights.tolist() == [[0.25], [0.75]]
+    assert weighed.divisors.tolist() == [[10.0], [1.0]]
+    assert chunk.late_noise({8: 0.75, 3: 0.25}) == pytest.approx([0.06 * 0.25, 0.8 * 0.75])
+    assert chunk.table(torch.zeros(1)).dtype == torch.float32
 
 
 def test_one_order_with_unlike_numbers_of_records_is_not_alike() -> None:
     chunk = Chunk([0, 1], [Charged(PLAIN, 20), Charged(PLAIN, 5)])
-    assert chunk.numbers(torch.zeros(1)).divisors.tolist() == [[20.0], [5.0]]
+    assert numbers_of(chunk).divisors.tolist() == [[20.0], [5.0]]
     alike = Chunk([0, 1], [Charged(PLAIN, 20), Charged(PLAIN, 20)])
-    assert alike.numbers(torch.zeros(1)).divisors.tolist() == [[20.0], [20.0]]
+    assert numbers_of(alike).divisors.tolist() == [[20.0], [20.0]]
+    weighed = Numbers.of(alike.table(torch.zeros(1), {0: 2.0, 1: 3.0}))
+    assert weighed.weights.tolist() == [[2.0], [3.0]]
+    assert weighed.divisors.tolist() == [[20.0], [20.0]]
+    assert alike.late_noise({0: 2.0, 1: 3.0}) == pytest.approx([0.2, 0.3])
+    assert chunk.late_noise({0: 2.0, 1: 3.0}) == pytest.approx([0.2, 0.3])
 
 
 @pytest.mark.parametrize("clip", [ClientClip(1.0), None])
 def test_noise_on_a_clients_own_gradient_is_not_divided(clip: ClientClip | None) -> None:
     order = Order(steps=1, learning_rate=0.5, clip=clip, noise=Laplace(3.0), noise_on="step")
-    numbers = Chunk([0], [Charged(order, 20)]).numbers(torch.zeros(1))
+    numbers = numbers_of(Chunk([0], [Charged(order, 20)]))
     assert numbers.step_noise.tolist() == [[3.0]]
     assert numbers.late_noise.tolist() == [[1.5]]
 
@@ -172,5 +177,5 @@ def test_noise_on_a_clients_own_gradient_is_not_divided(clip: ClientClip | None)
 def test_noise_on_the_upload_is_as_large_as_it_was_ordered() -> None:
     for clip in (RecordClip(2.0), ModelClip(2.0), None):
         order = Order(steps=3, learning_rate=0.5, clip=clip, noise=Gaussian(0.7))
-        numbers = Chunk([0], [Charged(order, 20)]).numbers(torch.zeros(1, dtype=torch.float64))
+        numbers = numbers_of(Chunk([0], [Charged(order, 20)]))
         assert numbers.late_noise.tolist() == [[0.7]]

@@ -1,16 +1,19 @@
 """Who draws: the reference client's own draws, or others of the same law."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from dpfl.clients.draws import EachClient, Law, OnDevice, OneStream, draw_sum, room_for
-from dpfl.clients.pool import Pool
+from dpfl.clients.chunks import Chunk
+from dpfl.clients.draws import Draws, EachClient, OnDevice, OneStream, draw_sum, room_for
+from dpfl.clients.pool import Batch, Pool
 from dpfl.federation import Records
-from dpfl.orders import Gaussian, Laplace
+from dpfl.orders import Gaussian, Laplace, Order, Poisson
+from dpfl.privacy.ledger import Charged
+from dpfl.privacy.mechanisms import Law
 from dpfl.streams import Streams
 
 SIZES = [40, 7, 100, 12]
@@ -22,43 +25,52 @@ def pool(sizes: list[int] = SIZES) -> Pool:
     return Pool([Records(x, torch.zeros(len(x)).long()) for x in torch.split(whole, sizes)])
 
 
-def chosen(rows: Tensor, real: Tensor, clients: int) -> list[list[int]]:
+def chunk(clients: list[int], rates: list[float], law: Law = Gaussian) -> Chunk:
+    orders = [Order(steps=1, learning_rate=0.1, batch=Poisson(rate), noise=law(1.0)) for rate in rates]
+    return Chunk(clients, [Charged(order, 10) for order in orders])
+
+
+def chosen(batch: Batch, clients: int) -> list[list[int]]:
     """Return the rows of each client that are no gaps."""
-    pairs = zip(rows.view(clients, -1), real.view(clients, -1), strict=True)
+    assert isinstance(batch.rows, torch.Tensor)
+    assert batch.real is not None
+    pairs = zip(batch.rows.view(clients, -1), batch.real.view(clients, -1), strict=True)
     return [mine[counts == 1].tolist() for mine, counts in pairs]
 
 
-def on_device(streams: Streams, clients: list[int], round: int) -> OnDevice:
-    return OnDevice(streams, clients, round, torch.device("cpu"), roomy=False)
+def on_device(streams: Streams, pool: Pool, chunk: Chunk, round: int, dim: int, *, roomy: bool = False) -> OnDevice:
+    """Draw as a GPU does, on the CPU."""
+    seed = int(streams.generator("chunk", client=chunk.clients[0], round=round).integers(2**63))
+    return OnDevice(torch.Generator().manual_seed(seed), pool, chunk, dim, roomy=roomy)
 
 
-SOURCES = {"own streams": EachClient, "one stream": OneStream, "on the device": on_device}
+SOURCES: dict[str, Callable[[Streams, Pool, Chunk, int, int], Draws]] = {
+    "own streams": EachClient, "one stream": OneStream, "on the device": on_device,
+}  # fmt: skip
 
 
 # Clients' own streams.
 
 
-def test_each_client_draws_what_the_reference_client_draws() -> None:
+@pytest.mark.parametrize("law", [Gaussian, Laplace])
+def test_each_client_draws_what_the_reference_client_draws(law: Law) -> None:
     streams, whole = Streams(4), pool()
-    draws = EachClient(streams, CLIENTS, 3)
+    draws = EachClient(streams, whole, chunk(CLIENTS, RATES, law), 3, 5)
     batches = [streams.generator("batches", client=client, round=3) for client in CLIENTS]
     noises = [streams.generator("noise", client=client, round=3) for client in CLIENTS]
     for _ in range(3):  # step after step
-        found = chosen(*draws.batch(whole, RATES), 3)
+        found = chosen(draws.batch(), 3)
         for mine, client, rng, rate in zip(found, CLIENTS, batches, RATES, strict=True):
             assert mine == (whole.starts[client] + np.flatnonzero(rng.random(SIZES[client]) < rate)).tolist()
-        for law in (Gaussian, Laplace):
-            drawn = draws.noise(law, 5)
-            for mine, rng in zip(drawn, noises, strict=True):
-                expected = rng.standard_normal(5) if law is Gaussian else rng.laplace(size=5)
-                assert mine.tolist() == expected.tolist()
+        for mine, rng in zip(draws.noise(), noises, strict=True):
+            assert mine.tolist() == (rng.standard_normal(5) if law is Gaussian else rng.laplace(size=5)).tolist()
 
 
 def test_a_clients_own_draws_do_not_depend_on_its_company() -> None:
-    together = EachClient(Streams(4), CLIENTS, 3)
-    alone = EachClient(Streams(4), [0], 3)
-    assert chosen(*together.batch(pool(), RATES), 3)[1] == chosen(*alone.batch(pool(), [0.5]), 1)[0]
-    assert together.noise(Gaussian, 4)[1].tolist() == alone.noise(Gaussian, 4)[0].tolist()
+    together = EachClient(Streams(4), pool(), chunk(CLIENTS, RATES), 3, 4)
+    alone = EachClient(Streams(4), pool(), chunk([0], [0.5]), 3, 4)
+    assert chosen(together.batch(), 3)[1] == chosen(alone.batch(), 1)[0]
+    assert together.noise()[1].tolist() == alone.noise()[0].tolist()
 
 
 # Repeated, and never twice the same.
@@ -67,9 +79,9 @@ def test_a_clients_own_draws_do_not_depend_on_its_company() -> None:
 @pytest.mark.parametrize("name", SOURCES)
 def test_draws_repeat_with_the_seed_and_differ_from_round_to_round(name: str) -> None:
     def drawn(seed: int, clients: list[int], round: int) -> tuple[list[float], list[list[int]]]:
-        draws = SOURCES[name](Streams(seed), clients, round)
-        rows = chosen(*draws.batch(pool(), RATES), 3)
-        return draws.noise(Gaussian, 6).flatten().tolist(), [sorted(row) for row in rows]
+        draws = SOURCES[name](Streams(seed), pool(), chunk(clients, RATES), round, 6)
+        found = chosen(draws.batch(), 3)
+        return draws.noise().flatten().tolist(), found
 
     first = drawn(1, [0, 2, 3], 1)
     assert drawn(1, [0, 2, 3], 1) == first
@@ -80,11 +92,11 @@ def test_draws_repeat_with_the_seed_and_differ_from_round_to_round(name: str) ->
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_step_and_client_has_draws_of_its_own(name: str) -> None:
-    draws = SOURCES[name](Streams(1), [0, 2], 1)
-    noise = torch.cat([draws.noise(Laplace, 6) for _ in range(3)])
+    draws = SOURCES[name](Streams(1), pool(), chunk([0, 2], [0.5, 0.5], Laplace), 1, 6)
+    noise = torch.cat([draws.noise() for _ in range(3)])
     assert len({tuple(row) for row in noise.tolist()}) == 6
-    batches = [sorted(chosen(*draws.batch(pool(), [0.5, 0.5]), 2)[1]) for _ in range(3)]
-    assert batches[0] != batches[1] != batches[2]
+    batches = [tuple(chosen(draws.batch(), 2)[1]) for _ in range(3)]
+    assert len(set(batches)) == 3
 
 
 # Laws. Seeds are fixed; a bound of 4.5 standard deviations would be missed by one seed in 100,000.
@@ -96,7 +108,7 @@ def test_each_record_comes_independently_with_its_clients_rate(name: str) -> Non
     rates = [0.05, 0.5, 0.9]
     counts = np.zeros((rounds, 300))
     for round in range(rounds):
-        found = chosen(*SOURCES[name](Streams(1), [0, 1, 2], round).batch(whole, rates), 3)
+        found = chosen(SOURCES[name](Streams(1), whole, chunk([0, 1, 2], rates), round, 1).batch(), 3)
         for client, rows in enumerate(found):
             assert len(set(rows)) == len(rows)
             assert all(100 * client <= row < 100 * (client + 1) for row in rows)  # nobody has another's records
@@ -114,7 +126,7 @@ def test_each_record_comes_independently_with_its_clients_rate(name: str) -> Non
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize(("law", "variance"), [(Gaussian, 1.0), (Laplace, 2.0)])
 def test_noise_has_size_one(name: str, law: Law, variance: float) -> None:
-    noise = SOURCES[name](Streams(1), [0, 1], 1).noise(law, 20_000).double()
+    noise = SOURCES[name](Streams(1), pool(), chunk([0, 1], [0.5, 0.5], law), 1, 20_000).noise().double()
     assert noise.shape == (2, 20_000)
     kurtosis = 3 if law is Gaussian else 6
     for row in noise:
@@ -126,36 +138,39 @@ def test_noise_has_size_one(name: str, law: Law, variance: float) -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_all_or_nobody_may_come(name: str) -> None:
-    rows, real = SOURCES[name](Streams(1), CLIENTS, 1).batch(pool(), [1.0, 1e-12, 1.0])
-    found = chosen(rows, real, 3)
-    assert [len(row) for row in found] == [100, 0, 7]
-    rows, real = SOURCES[name](Streams(1), CLIENTS, 1).batch(pool(), [1e-12] * 3)
-    assert real.sum() == 0
+    some = SOURCES[name](Streams(1), pool(), chunk(CLIENTS, [1.0, 1e-12, 1.0]), 1, 1)
+    assert [len(rows) for rows in chosen(some.batch(), 3)] == [100, 0, 7]
+    nobody = SOURCES[name](Streams(1), pool(), chunk(CLIENTS, [1e-12] * 3), 1, 1)
+    assert chosen(nobody.batch(), 3) == [[], [], []]
 
 
-def test_a_batch_on_the_device_that_has_no_room_is_told() -> None:
-    # One record in a hundred: there is room for a few, and with these seeds some batch is larger only if it is told.
-    whole = pool([1000])
-    for round in range(30):
-        draws = on_device(Streams(1), [0], round)
-        rows, real = draws.batch(whole, [0.01])
-        roomy = OnDevice(Streams(1), [0], round, torch.device("cpu"), roomy=True)
-        every = sorted(chosen(*roomy.batch(whole, [0.01]), 1)[0])
+@pytest.mark.parametrize("room", [3, 12, 20, 40])
+def test_a_batch_that_has_no_room_is_told(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpfl.clients.draws.room_for", lambda records, rate: min(room, records))
+    two = chunk([0, 1], [0.3, 0.2])
+    told = []
+    for round in range(40):
+        draws, roomy = (on_device(Streams(1), pool([40, 30]), two, round, 1, roomy=more) for more in (False, True))
+        found, every = chosen(draws.batch(), 2), chosen(roomy.batch(), 2)
         assert not roomy.cut
-        assert len(rows) == room_for(1000, 0.01)
-        assert draws.cut == (len(every) > len(rows))
+        assert bool(draws.cut) == (max(map(len, every)) > room)
+        told.append(bool(draws.cut))
         if not draws.cut:
-            assert sorted(chosen(rows, real, 1)[0]) == every
+            assert found == every
+    assert any(told) == (room < 20)
+    assert all(told) == (room == 3)
 
 
-def test_a_batch_is_cut_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpfl.clients.draws.room_for", lambda records, rate: 3)
-    draws = on_device(Streams(1), [0, 1], 1)
-    draws.batch(pool([40, 40]), [0.5, 1e-9])
-    assert draws.cut
-    draws = on_device(Streams(1), [0, 1], 1)
-    draws.batch(pool([40, 40]), [1e-9, 1e-9])
-    assert not draws.cut
+def test_a_batch_that_was_cut_is_not_forgotten_when_the_next_one_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpfl.clients.draws.room_for", lambda records, rate: 12)
+    draws = on_device(Streams(1), pool([40]), chunk([0], [0.3]), 1, 1)
+    told = []
+    for _ in range(20):
+        draws.batch()
+        told.append(bool(draws.cut))
+    assert told == sorted(told)  # first False, then True for ever
+    assert True in told
+    assert False in told
 
 
 @pytest.mark.parametrize(("records", "rate"), [(10, 0.5), (600, 0.01), (600, 0.5), (10_000, 0.001), (50, 1.0)])
@@ -163,34 +178,41 @@ def test_there_is_room_for_almost_every_batch(records: int, rate: float) -> None
     room = room_for(records, rate)
     assert room <= records
     sizes = np.random.default_rng(0).binomial(records, rate, 20_000)
-    assert sizes.max() <= room
-    assert room <= max(records * rate + 20 * math.sqrt(records * rate) + 20, 1)
+    assert (sizes > room).mean() < 1e-3  # else everything is drawn twice too often
+    assert room <= records * rate + 20 * math.sqrt(records * rate) + 20
 
 
 # Sums of noise.
 
+SUM_SOURCES: dict[str, Callable[[int], np.random.Generator | torch.Generator]] = {
+    "host": lambda seed: Streams(seed).generator("sum"),
+    "device": lambda seed: torch.Generator().manual_seed(seed),
+}
 
+
+@pytest.mark.parametrize("source", SUM_SOURCES)
 @pytest.mark.parametrize(("law", "variance"), [(Gaussian, 1.0), (Laplace, 2.0)])
-def test_the_variance_of_a_sum_is_the_sum_of_the_variances(law: Law, variance: float) -> None:
-    sizes = torch.tensor([0.5, 2.0, 0.1, 1.5, 0.0])
-    total = draw_sum(law, sizes, 40_000, Streams(1), 0, 1).double()
-    expected = variance * float(sizes.square().sum())
+def test_the_variance_of_a_sum_is_the_sum_of_the_variances(law: Law, variance: float, source: str) -> None:
+    sizes = [0.5, 2.0, 0.1, 1.5, 0.0]
+    total = draw_sum(law, sizes, 40_000, SUM_SOURCES[source](1)).double()
+    expected = variance * sum(size**2 for size in sizes)
     assert abs(total.mean()) < 4.5 * math.sqrt(expected / 40_000)
     assert abs(total.var() / expected - 1) < 4.5 * math.sqrt(5 / 40_000)  # the kurtosis of either sum is below 6
     # Of Laplace noise Σ s⁴·24 + 3·Σ_{i≠j} s_i²·s_j²·4: it is not a Gaussian of the same variance.
-    fourth = 3 * expected**2 + (12 * float(sizes.pow(4).sum()) if law is Laplace else 0.0)
+    fourth = 3 * expected**2 + (12 * sum(size**4 for size in sizes) if law is Laplace else 0.0)
     assert abs(total.pow(4).mean() / fourth - 1) < 0.15
 
 
 @pytest.mark.parametrize("law", [Gaussian, Laplace])
-def test_a_sum_of_noise_repeats_with_the_seed_and_differs_from_round_to_round(law: Law) -> None:
-    def drawn(seed: int, first: int, round: int) -> list[float]:
-        return draw_sum(law, torch.ones(3), 5, Streams(seed), first, round).tolist()
+@pytest.mark.parametrize("source", SUM_SOURCES)
+def test_a_sum_of_noise_repeats_with_its_stream(law: Law, source: str) -> None:
+    def drawn(seed: int) -> list[float]:
+        return draw_sum(law, [1.0] * 3, 5, SUM_SOURCES[source](seed)).tolist()
 
-    assert drawn(1, 0, 1) == drawn(1, 0, 1)
-    assert len({tuple(drawn(seed, first, round)) for seed in (1, 2) for first in (0, 1) for round in (1, 2)}) == 8
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
 
 
 @pytest.mark.parametrize("law", [Gaussian, Laplace])
 def test_no_noise_is_none(law: Law) -> None:
-    assert draw_sum(law, torch.zeros(3), 5, Streams(1), 0, 1).abs().sum() == 0
+    assert draw_sum(law, [0.0] * 3, 5, Streams(1).generator("sum")).abs().sum() == 0

@@ -548,6 +548,13 @@ class ChangedWhileTraining(ChangedInPlace):
         return super().forward(x) if self.training else self.outer(functional.relu(self.layer(x)))
 
 
+class Reversed(Borrowed):
+    """Takes the records from last to first: all is well but where they are not of one client."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flip(0)).flip(0)
+
+
 class Free(Borrowed):
     """A parameter that belongs to no layer."""
 
@@ -620,6 +627,7 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
     "a layer under no_grad": Cut,
     "an output changed in place": ChangedInPlace,
     "an output changed in place while training": ChangedWhileTraining,
+    "records in another order": Reversed,
     "a parameter of no layer": Free,
     "an argument by its name": Keyword,
     "dropout that is always on": AlwaysDropping,

@@ -164,6 +164,20 @@ def test_a_signal_behind_another_hands_derivatives_on() -> None:
     assert_right(Bend(nn.Sequential(*layers)), numbers(2, 9))
 
 
+def test_other_records_and_other_weights_are_not_taken_for_the_last_ones() -> None:
+    model = Model(Bend(nn.Conv2d(1, 2, 3)).double(), cross_entropy)
+    twin, y, bound = Layered(model), torch.zeros(RECORDS).long(), (torch.full((RECORDS,), 0.1, dtype=torch.float64), 2)
+    for weights in (model.weights(), model.weights().expand(CLIENTS, -1)):
+        for x in (numbers(1, 4, 4), numbers(1, 4, 4), numbers(1, 5, 5)):
+            clients = len(weights) if weights.ndim == 2 else 1
+            ours = twin.sums(weights, x, y, None, bound, clients).sum(dim=0)
+            alone = Layered(model).sums(model.weights(), x, y, None, bound, 1)[0]
+            torch.testing.assert_close(ours, alone, rtol=1e-9, atol=1e-10)
+            again = twin.sums(2 * weights, x, y, None, bound, clients).sum(dim=0)
+            alone = Layered(model).sums(2 * model.weights(), x, y, None, bound, 1)[0]
+            torch.testing.assert_close(again, alone, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("last", [True, False])
 def test_images_may_lie_in_memory_as_they_like(last: bool) -> None:
     x = numbers(2, 6, 7)
@@ -184,7 +198,8 @@ def test_images_may_lie_in_memory_as_they_like(last: bool) -> None:
     ids=str,
 )
 def test_pooling_before_or_behind_a_bend(layers: tuple[nn.Module, ...]) -> None:
-    assert_right(Bend(nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), *layers)), numbers(1, 6, 5))
+    scale = 10 if isinstance(layers[0], nn.ReLU6) else 1  # else nothing is above 6
+    assert_right(Bend(nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), *layers)), scale * numbers(1, 6, 5))
 
 
 # Normalisation.
@@ -203,7 +218,14 @@ def test_layer_norm(shape: tuple[int, ...], over: int, bias: bool) -> None:
 
 
 def test_normalisation_between_layers_hands_derivatives_on() -> None:
-    layers = nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4, eps=0.1), nn.ReLU(), nn.Flatten(1, 2), nn.LayerNorm(3), nn.Linear(3, 2)
+    layers = (
+        nn.Conv2d(1, 4, 3),
+        nn.GroupNorm(2, 4, eps=0.1),
+        nn.ReLU(),
+        nn.Flatten(1, 2),
+        nn.LayerNorm(3),
+        nn.Linear(3, 2),
+    )
     assert_right(Bend(nn.Sequential(*layers)), numbers(1, 5, 5))
 
 
@@ -272,6 +294,20 @@ class Encoder(nn.Module):
         return self.last(h.mean(dim=1))
 
 
+class Forked(nn.Module):
+    """Shows each record to several convolutions, two of them with patches of one size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(1, 2, 3, padding=1)
+        self.wide, self.large = nn.Conv2d(1, 2, 3, padding=2, dilation=2), nn.Conv2d(1, 2, 5, padding=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        near = self.first(x).tanh() + self.second(x).square()
+        far = self.wide(x).sin() * self.large(x)
+        return (near + far).flatten(1)[:, :CLASSES]
+
+
 class Branches(nn.Module):
     """A dictionary and a list of layers, nested, one of them used after those that come later."""
 
@@ -289,6 +325,7 @@ class Branches(nn.Module):
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "residual block": (Block, lambda: numbers(2, 6, 6)),
+    "forked": (Forked, lambda: numbers(1, 5, 4)),
     "encoder": (Encoder, lambda: words(5)),
     "branches": (Branches, lambda: numbers(4)),
 }

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from dpfl.clients import least_squares
 from dpfl.clients.least_squares import Moments, is_least_squares
-from dpfl.clients.pool import Pool
+from dpfl.clients.pool import Batch, Pool
 from dpfl.federation import Records
 from dpfl.models import Model, build
 from dpfl.models.architectures import squared_error
@@ -43,7 +43,7 @@ def test_the_moments_by_hand() -> None:
     moments = Moments(model, pool)
     assert moments.squares.tolist() == [[[10.0, 4.0], [4.0, 2.0]]]
     assert moments.products.tolist() == [[5.0, 3.0]]
-    assert moments.sums(torch.tensor([2.0, 1.0]), torch.tensor([0])).tolist() == [[38.0, 14.0]]
+    assert moments.sums(torch.tensor([2.0, 1.0]), Batch(torch.tensor([0]), None)).tolist() == [[38.0, 14.0]]
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -58,7 +58,7 @@ def test_sums_of_gradients_are_autograds_for_clients_of_any_size(
     own = torch.randn(3, model.dim, dtype=torch.float64)
     chosen = [4, 0, 3]
     for weights, models in ((shared, shared.expand(3, -1)), (own, own)):
-        found = moments.sums(weights, torch.tensor(chosen))
+        found = moments.sums(weights, Batch(torch.tensor(chosen), None))
         for row, at, client in zip(found, models, chosen, strict=True):
             mine = clients[client]
             expected = len(mine) * model.gradient(at, mine.x, mine.y)
@@ -69,7 +69,7 @@ def test_moments_are_taken_in_double_precision_and_given_back_in_the_models() ->
     # Targets of 10⁴ + a little: in single precision the products would lose the little.
     model = Model(nn.Linear(1, 1, bias=False), squared_error)
     x, y = torch.full((1000, 1), 1.0), 10_000 + torch.linspace(0, 1, 1000)
-    found = Moments(model, Pool([Records(x, y)])).sums(torch.tensor([10_000.0]), torch.tensor([0]))
+    found = Moments(model, Pool([Records(x, y)])).sums(torch.tensor([10_000.0]), Batch(slice(0, 1), None))
     assert found.dtype == torch.float32
     true = 2 * (10_000 - y.double()).sum()
     assert found.item() == pytest.approx(true.item(), rel=1e-6)
