@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from dpfl.orders import Order as Order
     from dpfl.planning import Plan as Plan
     from dpfl.planning import plan as plan
+    from dpfl.repetitions import Repetitions as Repetitions
+    from dpfl.repetitions import repeat as repeat
     from dpfl.systems import ALIDPFL as ALIDPFL
     from dpfl.systems import PEDPFL as PEDPFL
     from dpfl.systems import UDP as UDP
@@ -47,6 +49,7 @@ _HOMES = {
     "Federation": "federation", "federate": "federation", "from_arrays": "federation", "from_torch": "federation",
     "Order": "orders",
     "Plan": "planning", "plan": "planning",
+    "Repetitions": "repetitions", "repeat": "repetitions",
     "ALIDPFL": "systems", "AdapDPFL": "systems", "DPFedAvg": "systems", "DPSGDFedAvg": "systems", "FedAvg": "systems",
     "FedProx": "systems", "FedSGD": "systems", "FedSGDDPC": "systems", "Lei": "systems", "NbAFL": "systems",
     "PEDPFL": "systems", "UDP": "systems",

@@ -4,7 +4,8 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -80,6 +81,7 @@ def run(config: Config, *, out: Path | None = None, force: bool = False, on_roun
         seed=settings.seed,
         backend=settings.backend,
         device=settings.device,
+        precision=settings.precision,
         evaluate_every=settings.evaluate_every,
         ledger=settings.ledger,
         out=out,
@@ -122,6 +124,7 @@ def train(
     seed: int | None = None,
     backend: str = "stacked",
     device: str = "cpu",
+    precision: str = "float32",
     evaluate_every: int = 1,
     ledger: str | Path | None = None,
     out: str | Path | None = None,
@@ -138,6 +141,7 @@ def train(
         for a ledger of this run alone.
     out: folder to keep the run in; an existing one is refused unless `force`.
     backend: "stacked" trains a whole cohort at once, "reference" one client after the other.
+    precision: "tf32" lets a GPU multiply with fewer bits, which is faster; "float32" never does.
     on_round: called with the metrics of each round.
     on_uploads: called with each round's number and the upload of every client, noise included, as an audit needs
         them; without it only their weighted sum is formed where that is all the system looks at.
@@ -147,11 +151,11 @@ def train(
     streams = Streams(seed)
     learner = as_model(model, loss, federation, streams)
     choices: dict[str, Any] = {
-        "model": learner.name, "evaluate_every": evaluate_every, "backend": backend, "device": device, "seed": seed,
-        "ledger": None if ledger is None else str(ledger),
+        "model": learner.name, "evaluate_every": evaluate_every, "backend": backend, "device": device,
+        "precision": precision, "seed": seed, "ledger": None if ledger is None else str(ledger),
     }  # fmt: skip
     config = Config(system, settings_of(federation, **choices))
-    target = _device(device)
+    target = as_device(device)
     folder = None if out is None else Path(out)
     if folder is not None:
         run_folder.claim(folder, force=force)
@@ -193,10 +197,11 @@ def train(
     try:
         while state.round < state.rounds:
             try:
-                state, outcome = play(
-                    system, state, ledger=run_ledger, clients=clients, model=learner, validation=validation,
-                    streams=streams, on_uploads=on_uploads,
-                )  # fmt: skip
+                with products(config.settings.precision):
+                    state, outcome = play(
+                        system, state, ledger=run_ledger, clients=clients, model=learner, validation=validation,
+                        streams=streams, on_uploads=on_uploads,
+                    )  # fmt: skip
             except BudgetRefused:
                 gone |= set(system.orders(state))
                 if len(gone) == len(records):  # nobody is left to go on with
@@ -259,7 +264,19 @@ def settings_of(federation: Federation, **choices: Any) -> Settings:
     return Settings(**{"data_seed" if key == "seed" else key: value for key, value in recipe.items()}, **choices)
 
 
-def _device(name: str) -> torch.device:
+@contextmanager
+def products(precision: str) -> Iterator[None]:
+    """Let a GPU multiply in this precision inside the block; torch by itself would convolve in TF32."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def as_device(name: str) -> torch.device:
+    """Return a device that is there."""
     if name == "cuda" and not torch.cuda.is_available():
         raise BadInput("device must be one that torch can use here, was 'cuda' and no GPU is visible; use cpu")
     return torch.device(name)

@@ -19,6 +19,7 @@ class Chunk:
 
     clients: list[int]
     paid: list[Charged]
+    times: int = 1  # how often each client stands in the list: as often as it is trained, with a model each time
 
     @property
     def order(self) -> Order:
@@ -52,6 +53,11 @@ class Chunk:
             counts = torch.tensor([weights[client] for client in self.clients], dtype=like.dtype)
             table = torch.cat([counts[:, None], table[:, 1:]], dim=1)
         return table.to(like.device)
+
+    def repeated(self, others: Sequence["Chunk"]) -> "Chunk":
+        """Return a chunk in which each client stands as often as there are chunks of the same clients."""
+        paid = [one for column in zip(*(other.paid for other in others), strict=True) for one in column]
+        return Chunk([client for client in self.clients for _ in others], paid, len(others))
 
     def late_noise(self, weights: Mapping[int, float]) -> list[float]:
         """Return the size that the last noise of each client has in the weighted sum."""

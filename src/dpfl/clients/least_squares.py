@@ -12,6 +12,7 @@ from dpfl.federation import Records
 from dpfl.models import Model
 from dpfl.models.architectures import squared_error
 
+_MOST = 128
 _AT_ONCE = 2**24  # numbers that are turned into double precision at a time
 
 
@@ -20,6 +21,7 @@ def is_least_squares(model: Model, x: Tensor, y: Tensor) -> bool:
     shapes = [tuple(p.shape) for p in model.module.parameters()]
     features = x[0].numel()
     plain = model.loss is squared_error and not model.ridge and shapes in ([(1, features)], [(1, features), (1,)])
+    plain = plain and features < _MOST  # the square of that is kept for every client
     if not plain or any(True for _ in model.module.buffers()):
         return False
     layers = [layer for layer in model.module.modules() if not list(layer.children())]
@@ -57,11 +59,12 @@ class Moments:
     def sums(self, weights: Tensor, batch: Batch) -> Tensor:
         """Return the sum of the gradients of each client's records [k, p] at one model [p], or at one for each.
 
-        batch: the clients, by their numbers.
+        batch: the clients, by their numbers. With several models for each of them, weights and sums are [k·m, p].
         """
         squares, products = self.squares[batch.rows], self.products[batch.rows]
         if weights.ndim == 1:
             moved = (squares.view(-1, len(weights)) @ weights.double()).view_as(products)
-        else:
-            moved = torch.bmm(squares, weights.double()[:, :, None])[:, :, 0]
-        return (2 * (moved - products)).to(weights.dtype)
+            return (2 * (moved - products)).to(weights.dtype)
+        several = weights.double().view(len(products), -1, weights.shape[1])
+        sums = 2 * (torch.bmm(several, squares) - products[:, None])  # the squares are symmetric
+        return sums.view_as(weights).to(weights.dtype)

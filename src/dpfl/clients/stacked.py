@@ -8,6 +8,7 @@ nothing is trained any more is drawn once (`draws`). A model that is not made of
 client's loop.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -55,11 +56,14 @@ class StackedClients:
         streams: Streams,
         *,
         ways: Ways,
+        room: int | None = None,
     ) -> None:
         """Take the model, each client's records and the streams of the run.
 
         ways: by which the model can be trained, as public records showed (`dpfl.clients.ways`).
+        room: numbers that a chunk of several clients may hold at a time; None for what suits the machine.
         """
+        self._given_room = room
         self.model, self.records, self.streams = model, records, streams
         self._loop = ReferenceClients(model, records, streams, vectorised=ways.vectorised)
         self._layers, self._least_squares = ways.layers, ways.least_squares
@@ -189,7 +193,7 @@ class StackedClients:
     def _always(self, chunk: Chunk) -> Callable[[], Batch]:
         """Return all records of the clients in every step, or the clients themselves where moments stand for them."""
         if self._by_moments(chunk):
-            batch = Batch(torch.tensor(chunk.clients).to(self._pool.device), None)
+            batch = Batch(torch.tensor(chunk.clients[:: chunk.times]).to(self._pool.device), None)
         else:
             batch = self._pool.whole(chunk.clients)
         return lambda: batch
@@ -221,12 +225,76 @@ class StackedClients:
         with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as executor:
             yield from executor.map(with_a_twin, chunks)
 
-    def _chunks(self, kinds: Sequence[Chunk]) -> list[Chunk]:
-        """Cut clients of each kind into chunks that fit the memory."""
+    def repeat(
+        self,
+        charged: Sequence[Mapping[int, Charged]],
+        weights: Sequence[Mapping[int, float]],
+        broadcasts: Tensor,
+        streams: Sequence[Streams],
+        round: int,
+    ) -> Tensor:
+        """Return the weighted sum of the uploads of several trainings that ask the same clients, [m, d].
+
+        charged, weights, broadcasts [m, d], streams: of each training. Where their orders are of one kind all train as
+        one cohort of m·k clients; else one training after the other.
+        """
+        kinds = [by_kind(one) for one in charged]
+        alike = all(len(one) == 1 and one[0].kind == kinds[0][0].kind for one in kinds)
+        if self._layers is None or self._layers.random or not alike or len({tuple(one) for one in charged}) > 1:
+            return self._one_by_one(charged, weights, broadcasts, streams, round)
+        total = torch.zeros_like(broadcasts)
+        for chunk in self._chunks(kinds[0], times=len(charged)):
+            members = [Chunk(chunk.clients, [one[client] for client in chunk.clients]) for one in charged]
+            whole = chunk.repeated(members)
+            table = torch.stack(
+                [one.table(broadcasts, mine) for one, mine in zip(members, weights, strict=True)], dim=1
+            )
+            numbers = Numbers.of(table.flatten(0, 1))
+            draws = OneStream(streams[0], self._pool, whole, round, broadcasts.shape[1])
+            batch = draws.batch if isinstance(chunk.order.batch, Poisson) else self._always(whole)
+            starts = broadcasts.repeat(len(chunk.clients), 1)
+            steps = self._steps(self._layers, chunk, False)
+            with _one_core() if self._rng is None and self._is_tiny([whole]) else nullcontext():
+                updates = steps.updates(chunk.order, numbers, starts, batch, draws.noise, late_noise=False)
+                total += (updates * numbers.weights).view(len(chunk.clients), len(charged), -1).sum(dim=0)
+        if not _is_sound(kinds[0][0], total):
+            return self._one_by_one(charged, weights, broadcasts, streams, round)
+        if kinds[0][0].order.noise is not None:
+            for i, (kind, mine, stream) in enumerate(zip(kinds, weights, streams, strict=True)):
+                total[i] += self._with(stream)._late_noise(kind[0], mine, broadcasts[i], round)
+        return total
+
+    def _one_by_one(
+        self,
+        charged: Sequence[Mapping[int, Charged]],
+        weights: Sequence[Mapping[int, float]],
+        broadcasts: Tensor,
+        streams: Sequence[Streams],
+        round: int,
+    ) -> Tensor:
+        sums = []
+        for paid, mine, start, stream in zip(charged, weights, broadcasts, streams, strict=True):
+            uploads = self._with(stream).perform(paid, start, round, apart=self._layers is None)
+            sums.append(
+                uploads.weighted_sum(mine)
+                if isinstance(uploads, Together)
+                else torch.stack([mine[client] * update for client, update in uploads.items()]).sum(dim=0)
+            )
+        return torch.stack(sums)
+
+    def _with(self, streams: Streams) -> "StackedClients":
+        """Return the same clients, who draw from other streams."""
+        other = copy.copy(self)
+        other.streams = streams
+        other._loop = ReferenceClients(self.model, self.records, streams, vectorised=self._loop.vectorised)
+        return other
+
+    def _chunks(self, kinds: Sequence[Chunk], *, times: int = 1) -> list[Chunk]:
+        """Cut clients of each kind into chunks that fit the memory, each client so many times."""
         chunks: list[Chunk] = []
         for kind in kinds:
             sizes = [self._pool.sizes[client] for client in kind.clients]
-            costs = {size: self._cost(kind, size) for size in set(sizes)}
+            costs = {size: times * self._cost(kind, size) for size in set(sizes)}
             chunks += kind.cut(self._room, [costs[size] for size in sizes])
         return chunks
 
@@ -254,6 +322,8 @@ class StackedClients:
 
     @cached_property
     def _room(self) -> int:
+        if self._given_room is not None:
+            return self._given_room
         if self._rng is None:
             return _CPU_CHUNK
         return int(torch.cuda.get_device_properties(self._pool.device).total_memory) // 4 // _GPU_SHARE

@@ -91,6 +91,11 @@ class AdapDPFL(PrivateSystem[AdapState]):
             for client in state.cohort
         }  # fmt: skip
 
+    @property
+    def watches_training(self) -> bool:
+        """Tell that thresholds and noise follow the training."""
+        return True
+
     def adapt(self, state: AdapState, feedback: Feedback) -> AdapState:
         """Choose the thresholds anew, and lower the noise where the loss has been falling."""
         losses = (*state.losses, self._watched(feedback))[-self.patience - 1 :]

@@ -100,6 +100,11 @@ class ALIDPFL(PrivateSystem[ALIState]):
         """Order τ steps of DP-SGD, or as many as the client can still pay for."""
         return {client: self._order(min(state.steps, left)) for client, left in enumerate(state.left) if left > 0}
 
+    @property
+    def watches_training(self) -> bool:
+        """Tell that τ follows the model."""
+        return True
+
     def adapt(self, state: ALIState, feedback: Feedback) -> ALIState:
         """Choose τ for the next round; end where nobody can pay for another step."""
         used = {client: min(state.steps, left) for client, left in enumerate(state.left) if client in feedback.uploads}

@@ -89,6 +89,11 @@ class System(ABC, Generic[S]):
         return None
 
     @property
+    def watches_training(self) -> bool:
+        """Tell whether what is ordered depends on how the training goes: it does not, for most systems."""
+        return False
+
+    @property
     def questions(self) -> tuple[Question, ...]:
         """Return what clients are asked for without noise, which only a paper's own calibration may do."""
         return ()

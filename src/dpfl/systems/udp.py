@@ -80,6 +80,11 @@ class UDP(PrivateSystem[UDPState]):
         """Order one clipped step, with each client's own noise on the upload."""
         return {client: self._order(Gaussian(state.noise_stds[client])) for client in state.cohort}
 
+    @property
+    def watches_training(self) -> bool:
+        """Tell that CRD does, where it is on."""
+        return self.discount is not None
+
     def adapt(self, state: UDPState, feedback: Feedback) -> UDPState:
         """Discount the rounds where the loss fell by less than ζ, and share each budget's rest among those left."""
         if self.discount is None:

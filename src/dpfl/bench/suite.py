@@ -1,0 +1,43 @@
+"""All that `dpfl bench` can time, by name."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dpfl.bench.benchmark import bench, peers_of
+from dpfl.bench.growth import growth
+from dpfl.bench.repeated import repetitions
+from dpfl.bench.tricks import tricks
+from dpfl.bench.workloads import WORKLOADS
+from dpfl.errors import choose
+from dpfl.training import as_device
+
+OTHERS: dict[str, Callable[..., dict[str, Any]]] = {"repetitions": repetitions, "growth": growth, "tricks": tricks}
+
+
+def run(
+    names: Sequence[str],
+    *,
+    peers: Sequence[str] | None,
+    device: str,
+    seconds: float,
+    reference: bool,
+    precision: str,
+    on_start: Callable[[str], None],
+) -> dict[str, dict[str, Any]]:
+    """Time what is named, or all workloads; return the results by name."""
+    wanted = [*dict.fromkeys(names)] or list(WORKLOADS)
+    for name in wanted:
+        choose("what to bench", name, dict.fromkeys([*WORKLOADS, *OTHERS]))
+    as_device(device)
+    choose("precision", precision, dict.fromkeys(["float32", "tf32"]))
+    others = peers_of(peers)
+    results: dict[str, dict[str, Any]] = {}
+    for name in wanted:
+        on_start(f"timing {name}")
+        if name in OTHERS:
+            results[name] = OTHERS[name](device=device, seconds=seconds)
+        else:
+            results[name] = bench(
+                name, peers=others, device=device, seconds=seconds, reference=reference, precision=precision
+            )
+    return results
