@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from dpfl.errors import BadInput, choose, require_count, suggestion
 from dpfl.options import fit_fields, read_toml
+from dpfl.precision import Precision
 from dpfl.systems import SYSTEMS, System
 
 
@@ -32,7 +33,7 @@ class Settings:
     evaluate_every: int = 1  # rounds between looks at the test split
     backend: Literal["stacked", "reference"] = "stacked"  # a whole cohort at once, or a plain loop over the clients
     device: Literal["cpu", "cuda"] = "cpu"
-    precision: Literal["float32", "tf32"] = "float32"  # tf32: faster products on a GPU, with ten bits of mantissa
+    precision: Precision = "float32"  # tf32: faster products on a GPU, with ten bits of mantissa
     seed: int | None = None  # None: noise from the operating system, which nobody can repeat
     data_seed: int | None = None  # for sharing out the data; None: the seed
     ledger: str | None = None  # an existing ledger file that many runs share; None: one in the run folder

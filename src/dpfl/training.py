@@ -4,8 +4,7 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -25,6 +24,7 @@ from dpfl.errors import BadInput, BudgetRefused, Caution
 from dpfl.federation import Federation, Schedule, federate
 from dpfl.models import Loss, Model, build, default_model
 from dpfl.orders import Gaussian
+from dpfl.precision import Precision, products
 from dpfl.privacy.books import Books
 from dpfl.privacy.budget import cautions, unpaid
 from dpfl.privacy.certificate import Certificate, certify
@@ -124,7 +124,7 @@ def train(
     seed: int | None = None,
     backend: str = "stacked",
     device: str = "cpu",
-    precision: str = "float32",
+    precision: Precision = "float32",
     evaluate_every: int = 1,
     ledger: str | Path | None = None,
     out: str | Path | None = None,
@@ -262,17 +262,6 @@ def settings_of(federation: Federation, **choices: Any) -> Settings:
     """Return settings that share the data out as this federation does; data that was handed over is only named."""
     recipe = federation.recipe or {"data": federation.name, "clients": len(federation.clients)}
     return Settings(**{"data_seed" if key == "seed" else key: value for key, value in recipe.items()}, **choices)
-
-
-@contextmanager
-def products(precision: str) -> Iterator[None]:
-    """Let a GPU multiply in this precision inside the block; torch by itself would convolve in TF32."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def as_device(name: str) -> torch.device:

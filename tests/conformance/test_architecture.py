@@ -21,6 +21,7 @@ FLOORS = {
     "errors": 0,
     "streams": 1,
     "options": 1,
+    "precision": 1,
     "orders": 1,
     "run_folder": 1,
     "federation": 2,

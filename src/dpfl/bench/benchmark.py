@@ -12,7 +12,7 @@ from dpfl.bench import loop, rounds
 from dpfl.bench.timing import medians
 from dpfl.bench.workloads import WORKLOADS, Problem, Workload, draw
 from dpfl.errors import BadInput, choose
-from dpfl.training import products
+from dpfl.precision import Precision, products
 
 PEERS = ("pfl", "flower", "opacus")
 Times = dict[str, float]
@@ -44,7 +44,7 @@ def bench(
     device: str = "cpu",
     seconds: float = 3.0,
     reference: bool = True,
-    precision: str = "float32",
+    precision: Precision = "float32",
 ) -> Times:
     """Time a workload; return milliseconds a round: dpfl_ms, floor_ms, loop_ms, and so on.
 

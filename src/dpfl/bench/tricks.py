@@ -8,7 +8,7 @@ import torch
 from dpfl.bench.timing import medians
 from dpfl.bench.workloads import WORKLOADS, Problem, draw
 from dpfl.clients.clipping import sum_of_clipped
-from dpfl.clients.layered import Layered, layered
+from dpfl.clients.layered import Layered
 from dpfl.clients.stacked import StackedClients
 from dpfl.clients.ways import Ways, ways
 from dpfl.federation import Records
@@ -83,7 +83,7 @@ _TRICKS: dict[str, Callable[[torch.device], Pair]] = {
 def _batch(name: str, device: torch.device, records: int) -> tuple[Problem, Records, Layered]:
     problem = draw(WORKLOADS[name], device)
     batch = problem.records[0].take(torch.arange(records, device=device))
-    layers = layered(problem.model, batch.x, batch.y)
+    layers = ways(problem.model, batch).layers
     assert layers is not None
     return problem, batch, layers
 

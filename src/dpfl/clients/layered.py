@@ -99,6 +99,10 @@ class Layered:
         careful: leave out gradients that are not finite. Else one of them makes the sum not finite.
         """
         gradients = self.gradients(weights, x, y, measured=bound is not None or clients > 1)
+        if counts is not None:
+            counts = counts.to(weights.dtype)
+            if bound is None:  # a gap's gradient may be anything, and zero times that no zero
+                gradients = {name: part.without(counts == 0) for name, part in gradients.items()}
         if bound is not None:
             clip_norms, norm = bound
             lengths = _lengths(gradients, norm, exact=careful)

@@ -51,8 +51,8 @@ class LocalSteps:
                 records = self.pool.take(drawn.rows)
             before = drawn
             gradient = self._gradient(order, numbers, weights, drawn, records)
-            last = step == order.steps - 1
-            if order.noise is not None and order.noise_on == "step" and (late_noise or not last):
+            late = step == order.steps - 1 and has_late_noise(order)
+            if order.noise is not None and order.noise_on == "step" and (late_noise or not late):
                 gradient = gradient + noise().to(gradient) * numbers.step_noise
             if order.proximal:
                 gradient = gradient + numbers.pulls * (weights - broadcast)
@@ -131,6 +131,11 @@ class LocalSteps:
             counted = None if counts is None else counts[some]
             total += self.layers.sums(shared, records.x[some], records.y[some], counted, limit, 1, careful=self.careful)
         return total
+
+
+def has_late_noise(order: Order) -> bool:
+    """Tell whether the last noise is in the upload as it is: added there, or to a last step after which nothing clips."""
+    return order.noise is not None and (order.noise_on == "upload" or not isinstance(order.clip, ModelClip))
 
 
 def is_one_batch(order: Order) -> bool:

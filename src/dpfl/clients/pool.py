@@ -25,8 +25,8 @@ class Pool:
     def __init__(self, records: Sequence[Records]) -> None:
         self.sizes = [len(one) for one in records]
         *self.starts, self.gap = accumulate(self.sizes, initial=0)
-        self.x = torch.cat([*(one.x for one in records), torch.zeros_like(records[0].x[:1])])
-        self.y = torch.cat([*(one.y for one in records), torch.zeros_like(records[0].y[:1])])
+        self.x = torch.cat([*(one.x for one in records), records[0].x.new_zeros(1, *records[0].x.shape[1:])])
+        self.y = torch.cat([*(one.y for one in records), records[0].y.new_zeros(1, *records[0].y.shape[1:])])
         self.device = self.x.device
 
     def whole(self, clients: Sequence[int]) -> Batch:

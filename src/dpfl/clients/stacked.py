@@ -24,7 +24,7 @@ from dpfl.clients.draws import EachClient, OnDevice, OneStream, draw_sum, room_f
 from dpfl.clients.graphs import Graphs
 from dpfl.clients.layered import Layered
 from dpfl.clients.least_squares import Moments
-from dpfl.clients.local_steps import LocalSteps, is_one_batch
+from dpfl.clients.local_steps import LocalSteps, has_late_noise, is_one_batch
 from dpfl.clients.pool import Batch, Pool
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.together import Together
@@ -99,7 +99,7 @@ class StackedClients:
         kinds = by_kind(charged)
         chunks = self._chunks(kinds)
         total, cut = self._add_up(chunks, weights, broadcast, round, careful=False)
-        noise = [self._late_noise(kind, weights, broadcast, round) for kind in kinds if kind.order.noise is not None]
+        noise = [self._late_noise(kind, weights, broadcast, round) for kind in kinds if has_late_noise(kind.order)]
         noised = sum(noise, total)
         # Only now is the device asked how it went: it has been working all the while.
         if not any(cut) and all(_is_sound(kind, total) for kind in kinds):
@@ -259,7 +259,7 @@ class StackedClients:
                 total += (updates * numbers.weights).view(len(chunk.clients), len(charged), -1).sum(dim=0)
         if not _is_sound(kinds[0][0], total):
             return self._one_by_one(charged, weights, broadcasts, streams, round)
-        if kinds[0][0].order.noise is not None:
+        if has_late_noise(kinds[0][0].order):
             for i, (kind, mine, stream) in enumerate(zip(kinds, weights, streams, strict=True)):
                 total[i] += self._with(stream)._late_noise(kind[0], mine, broadcasts[i], round)
         return total

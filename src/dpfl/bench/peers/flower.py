@@ -6,6 +6,7 @@ Models travel as one array. Records and code do not travel with a message; each 
 """
 
 import functools
+import json
 import logging
 import os
 import queue
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -29,6 +32,9 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 from dpfl.bench.workloads import Problem
+from dpfl.models import build
+from dpfl.orders import ClientClip, Gaussian, Order, RecordClip
+from dpfl.streams import Streams
 
 WORKLOADS = frozenset({"W1", "W2", "W4"})
 
@@ -105,8 +111,10 @@ def _save(problem: Problem, folder: str) -> str:
     """Write what a worker needs to train any client of the cohort."""
     x = torch.stack([problem.records[i].x for i in problem.cohort])
     y = torch.stack([problem.records[i].y for i in problem.cohort])
-    path = f"{folder}/cohort.pt"
-    torch.save((problem.workload.order, problem.model.module, problem.model.loss, x, y), path)
+    path, workload = f"{folder}/cohort.safetensors", problem.workload
+    model = {"name": workload.model, "shape": workload.shape, "classes": workload.classes}
+    facts = {"order": workload.order.to_json(), "model": json.dumps(model), "device": str(problem.device)}
+    save_file({"x": x.cpu(), "y": y.cpu()}, path, facts)
     return path
 
 
@@ -114,7 +122,15 @@ def _save(problem: Problem, folder: str) -> str:
 def _worker(path: str) -> Callable[[Tensor, int], Tensor]:
     """Return how this process trains a client of the cohort, ready to do so."""
     torch.set_num_threads(1)  # its share: there is a worker for every core
-    order, module, loss, x, y = torch.load(path, weights_only=False)
+    with safe_open(path, "pt") as file:
+        facts = file.metadata()
+        x, y = (file.get_tensor(name).to(facts["device"]) for name in ("x", "y"))
+    order, model = Order.from_json(facts["order"]), json.loads(facts["model"])
+    assert isinstance(order.clip, ClientClip | RecordClip)
+    assert isinstance(order.noise, Gaussian)
+    rng = Streams(0).generator("model")  # every message brings the weights
+    learner = build(model["name"], shape=tuple(model["shape"]), classes=model["classes"], rng=rng)
+    module, loss = learner.module.to(facts["device"]), learner.loss
     clip_norm, noise_std = order.clip.clip_norm, order.noise.std
     parameters = list(module.train().parameters())
     optimiser = torch.optim.SGD(parameters, lr=order.learning_rates[0])
