@@ -39,19 +39,22 @@ class Streams:
 
     def generator(self, purpose: str, *, client: int | None = None, round: int | None = None) -> Generator:
         """Return the generator of this name, at its beginning."""
-        name = json.dumps([purpose, client, round]).encode()
         # All 256 bits count: torch's CPU generator would keep 32 bits of any seed, few enough to try them all.
-        key = hashlib.blake2b(name, digest_size=32, key=self._root).digest()
+        key = self._key(purpose, client, round)
         return Generator(SFC64(SeedSequence(int.from_bytes(key, "little"), pool_size=8)))
+
+    def _key(self, purpose: str, client: int | None, round: int | None) -> bytes:
+        name = json.dumps([purpose, client, round]).encode()
+        return hashlib.blake2b(name, digest_size=32, key=self._root).digest()
 
     def seed_device(
         self, source: torch.Generator, purpose: str, *, client: int | None = None, round: int | None = None
     ) -> torch.Generator:
-        """Set a GPU's generator to the beginning of this stream, with all of the 64 bits that it can keep.
+        """Set a GPU's generator to the beginning of this stream, with about all of the 64 bits that it can keep.
 
         For simulations: that is fewer than the root has, but nobody else sees what a simulation draws.
         """
-        return source.manual_seed(int(self.generator(purpose, client=client, round=round).integers(2**63)))
+        return source.manual_seed(int.from_bytes(self._key(purpose, client, round)[:8], "little") >> 1)
 
 
 def device_generator(device: torch.device) -> torch.Generator:

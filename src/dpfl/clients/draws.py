@@ -86,6 +86,10 @@ class OnDevice:
             self.facts, self.longest = facts.to(pool.device), max(sizes)
             self.room = self.longest if roomy else max(map(room_for, sizes, chunk.sampling_rates))
 
+    def begin(self, facts: Tensor) -> None:
+        """Draw for clients of these sizes, starts and sampling rates, from the first batch on."""
+        self.facts, self.cut = facts, torch.zeros_like(self.cut)
+
     def batch(self) -> Batch:
         """Choose the records whose uniform number is below the rate, and put them side by side.
 

@@ -7,10 +7,9 @@ client's clipped sum: about the price of plain training.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch.func import vmap
 
 from dpfl.clients.clipping import sum_of_clipped
 from dpfl.clients.layers import Kind, Pass, kind_of
+from dpfl.clients.pooling import pool_well
 from dpfl.clients.record_gradients import Formed, RecordGradients
 from dpfl.errors import BadInput
 from dpfl.models import Model
@@ -52,11 +52,11 @@ class Layered:
         self._passed = self._formed = 0  # numbers that go through all layers for a record, and that measuring forms
         self.layers = dict(_trained_layers(self.module))
         for name, layer in self.layers.items():
-            _replace(layer, partial(self._run, name, layer))
+            layer.forward = partial(self._run, name, layer)
         for layer in self.module.modules():
             if isinstance(getattr(layer, "inplace", None), bool):
                 setattr(layer, "inplace", False)  # noqa: B010 (what a layer put out must stay as it was)
-        _pool_first(self.module)
+        pool_well(self.module)
         self.module.train()
 
     def measure(self, seen: list[tuple[_Seen, Tensor]]) -> None:
@@ -261,38 +261,6 @@ def _trained_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         parts = [p.requires_grad for p in layer.parameters(recurse=False)]
         if kind_of(layer) is not None and parts and all(parts):
             yield name, layer
-
-
-def _pool_first(module: nn.Module) -> None:
-    """Let max-pooling come before ReLU where one follows the other: equal, and on fewer numbers.
-
-    The largest of some numbers, or zero, is zero or the largest of them; so are the derivatives.
-    """
-    uses: dict[int, int] = {}
-    for _, layer in module.named_modules(remove_duplicate=False):
-        uses[id(layer)] = uses.get(id(layer), 0) + 1
-    for chain in module.modules():
-        if type(chain) is not nn.Sequential:
-            continue
-        for relu, pool in pairwise(chain):
-            once = uses[id(relu)] == uses[id(pool)] == 1
-            plain = type(pool) in (nn.MaxPool1d, nn.MaxPool2d) and not pool.return_indices
-            if once and plain and type(relu) is nn.ReLU:
-                _replace(pool, partial(_pool_then_relu, pool.forward))
-                _replace(relu, _as_it_is)
-
-
-def _replace(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
-    """Let one layer run in another way."""
-    layer.forward = forward
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
-
-
-def _pool_then_relu(pool: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return torch.relu(pool(x))
 
 
 def _named(layer: str, part: str) -> str:

@@ -112,10 +112,11 @@ class StackedClients:
     ) -> tuple[Tensor, list[Tensor]]:
         """Return Σ_i weights[i]·update_i without late noise, and for every chunk on a GPU whether a batch was cut."""
         work = partial(self._weighted, weights, broadcast, round, careful=careful)
-        total, cut = torch.zeros_like(broadcast), []
-        for chunk, (part, *flags) in zip(chunks, self._spread(work, chunks), strict=True):
-            total = total + part
-            cut += [flag.clone() for flag in flags if isinstance(chunk.order.batch, Poisson)]
+        total, cut = None, []
+        for part, *flags in self._spread(work, chunks):
+            total = part.clone() if total is None else total + part
+            cut += [flag.clone() for flag in flags]
+        assert total is not None
         return total, cut
 
     def _late_noise(self, kind: Chunk, weights: Mapping[int, float], broadcast: Tensor, round: int) -> Tensor:
@@ -151,31 +152,33 @@ class StackedClients:
     ) -> tuple[Tensor, ...]:
         """Return the same, and whether a batch was cut; what is short is recorded, and replayed in later rounds."""
         assert self._rng is not None
+        whole, draws = Batch(slice(0, 0), None), None
         if chunk.draws:
             self.streams.seed_device(self._rng, "chunk", client=chunk.clients[0], round=round)
-        draws = OnDevice(self._rng, self._pool, chunk, len(broadcast), roomy=steps.careful)
+            draws = OnDevice(self._rng, self._pool, chunk, len(broadcast), roomy=steps.careful)
         sampled = isinstance(chunk.order.batch, Poisson)
-        whole = Batch(draws.facts, None) if sampled else self._always(chunk)()
-        inputs = [one for one in whole if isinstance(one, Tensor)]
+        if not sampled:
+            whole = self._always(chunk)()
+        given = [draws.facts] if sampled and draws is not None else [one for one in whole if isinstance(one, Tensor)]
 
         def train(broadcast: Tensor, table: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-            draws.cut = torch.zeros_like(draws.cut)
-            batch = draws.batch
+            rows = whole.rows if isinstance(whole.rows, slice) else given[0]
+            fixed = Batch(rows, None if whole.real is None else given[-1])
+            if draws is None:
+                return (steps.weighted_sum(chunk.order, Numbers.of(table), broadcast, lambda: fixed, _no_noise),)
             if sampled:
-                draws.facts = given[0]
-            else:
-                rows = whole.rows if isinstance(whole.rows, slice) else given[0]
-                batch = partial(Batch, rows, None if whole.real is None else given[-1])
+                draws.begin(given[0])
+            batch = draws.batch if sampled else lambda: fixed
             total = steps.weighted_sum(chunk.order, Numbers.of(table), broadcast, batch, draws.noise)
-            return total, draws.cut
+            return (total, draws.cut) if sampled else (total,)
 
         size = len(chunk.clients) * self._cost(chunk, max(self._pool.sizes[client] for client in chunk.clients))
         if steps.careful or steps.layers.random or size > _GPU_GRAPH:
             with self._randomness(chunk, round):
-                return train(broadcast, table, *inputs)
+                return train(broadcast, table, *given)
         fixed = (whole.rows.start, whole.rows.stop) if isinstance(whole.rows, slice) else None
-        key = (chunk.kind, fixed, draws.room, draws.longest)
-        return self._graphs.run(key, train, self._rng, broadcast, table, *inputs)
+        room = None if draws is None else (draws.room, draws.longest)
+        return self._graphs.run((chunk.kind, fixed, room), train, self._rng, broadcast, table, *given)
 
     def _updates(self, broadcast: Tensor, round: int, layers: Layered, chunk: Chunk, *, careful: bool) -> Tensor:
         """Return the upload of each client [k, d]."""
@@ -348,6 +351,10 @@ class StackedClients:
         for _ in range(torch.get_num_threads()):
             twins.put(Layered(self.model))
         return twins
+
+
+def _no_noise() -> Tensor:
+    raise AssertionError("no noise is drawn while this order is performed")
 
 
 @contextmanager
