@@ -134,7 +134,7 @@ class LocalSteps:
 
 
 def has_late_noise(order: Order) -> bool:
-    """Tell whether the last noise is in the upload as it is: added there, or to a last step after which nothing clips."""
+    """Tell whether the last noise is in the upload as it is: added there, or to a last step that nothing clips."""
     return order.noise is not None and (order.noise_on == "upload" or not isinstance(order.clip, ModelClip))
 
 
