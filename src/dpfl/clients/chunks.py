@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,12 +48,11 @@ class Chunk:
 
         weights: how much each client's upload counts, where it is to be summed.
         """
-        distinct = self.paid[:1] if self._alike else self.paid
-        table = torch.tensor([_numbers_of(one) for one in distinct], dtype=like.dtype).expand(len(self.paid), -1)
+        table = np.empty((len(self.paid), len(Numbers._fields) - 1 + self.order.steps))
+        table[:] = _numbers_of(self.paid[0]) if self._alike else [_numbers_of(one) for one in self.paid]
         if weights is not None:
-            counts = torch.tensor([weights[client] for client in self.clients], dtype=like.dtype)
-            table = torch.cat([counts[:, None], table[:, 1:]], dim=1)
-        return table.to(like.device)
+            table[:, 0] = [weights[client] for client in self.clients]
+        return torch.from_numpy(table).to(like)
 
     def repeated(self, others: Sequence["Chunk"]) -> "Chunk":
         """Return a chunk in which each client stands as often as there are chunks of the same clients."""

@@ -46,6 +46,12 @@ def test_clients_of_one_size_have_no_gaps_wherever_they_are(clients: list[int], 
     assert found(pool(), rows) == values
 
 
+def test_clients_in_another_order_are_not_taken_for_neighbours() -> None:
+    alike = Pool([client(1), client(2), client(3), client(4)])
+    assert found(alike, alike.whole([0, 2, 1, 3]).rows) == [1, 3, 2, 4]
+    assert found(alike, alike.whole([1, 2, 3]).rows) == [2, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("clients", "values", "reals"),
     [

@@ -128,11 +128,13 @@ def test_the_papers_models(name: str) -> None:
 
     data, seen = tuple(map(fitting, records(*shape, sizes=SIZES[:3]))), fitting(public(*shape))
     ours = clients(model, data, seen)
-    for order in (ORDERS["everything"], ORDERS["plain"], ORDERS["clients clipped"], SAMPLED["noise on steps"]):
+    for order in (
+        ORDERS["everything"], ORDERS["plain"], ORDERS["clients clipped"], SAMPLED["noise on steps"], SAMPLED["sampled"],
+    ):  # fmt: skip
         few = paid(order, (0, 1, 2))
         theirs = rows(ReferenceClients(model, data, Streams(0)).perform(few, model.weights(), 1))
         assert_close(rows(ours.perform(few, model.weights(), 1)), theirs)
-        if order.noise is None:
+        if order in ORDERS.values():
             total = ours.perform(few, model.weights(), 1, apart=False)
             assert isinstance(total, Together)
             assert_close(total.weighted_sum(WEIGHTS), sum(WEIGHTS[c] * row for c, row in enumerate(theirs)))
@@ -226,6 +228,18 @@ def test_the_noise_of_a_sum_is_as_large_as_that_of_the_uploads(order: Order, siz
         assert upload.std().item() == pytest.approx(size(SIZES[client]), rel=0.05)
 
 
+def test_the_noise_of_every_kind_of_order_is_in_the_sum() -> None:
+    model, data = silent()
+    ours = clients(model, data, Records(public(50).x, public().y))
+    quiet = Order(steps=1, learning_rate=0.5, clip=RecordClip(1.0), noise=Gaussian(0.01))
+    for loud in (replace(quiet, noise=Gaussian(3.0), noise_on="step"), replace(quiet, steps=2, noise=Gaussian(3.0))):
+        orders = dict.fromkeys(range(len(SIZES)), quiet) | {3: loud}
+        together = ours.perform(paid(orders), model.weights(), 1, apart=False)
+        size = 3.0 if loud.noise_on == "upload" else 0.5 * 3.0 / SIZES[3]
+        expected = math.hypot(WEIGHTS[3] * size, *(0.01 * WEIGHTS[c] for c in WEIGHTS if c != 3))
+        assert together.weighted_sum(WEIGHTS).std().item() == pytest.approx(expected, rel=0.05)
+
+
 def test_a_sum_repeats_and_differs_from_round_to_round() -> None:
     model, order = mlp(), paid(mixed(SAMPLED["noise on steps"]))
 
@@ -303,6 +317,28 @@ class Remembering(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.seen = self.layer(x)
         return self.seen
+
+
+class Louder(nn.Module):
+    """Is another model while it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (2 if self.training else 1) * self.layer(x)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_thread_trains_the_model_in_training(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "_CPU_CHUNK", 1)
+    torch.set_num_threads(threads)
+    model, data = Model(Louder().double(), cross_entropy), records()
+    theirs = ReferenceClients(model, data, Streams(0)).perform(paid(ORDERS["everything"]), model.weights(), 1)
+    ours = clients(model, data)
+    model.module.eval()
+    assert_close(rows(ours.perform(paid(ORDERS["everything"]), model.weights(), 1)), rows(theirs))
 
 
 def test_a_module_that_keeps_what_it_saw_trains_on_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,6 +479,18 @@ def test_dropout_repeats_with_the_streams_and_leaves_torchs_own_alone(apart: boo
     assert torch.equal(one, upload(0))
     assert not torch.equal(one, upload(1))
     assert not torch.equal(one, upload(0, round=2))
+
+
+def test_dropout_is_the_same_on_one_thread_and_on_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Random layers draw from one generator, so that threads would take each other's numbers.
+    monkeypatch.setattr(stacked, "_CPU_CHUNK", 1)
+    wide = nn.Sequential(nn.Linear(FEATURES, 3000), nn.Dropout(0.5), nn.Linear(3000, CLASSES)).double()
+    model, data = Model(wide, cross_entropy), records()
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        found.append(rows(clients(model, data).perform(paid(ORDERS["several steps"]), model.weights(), 1)))
+    assert_close(*found)
 
 
 def test_dropout_drops_as_much_as_the_reference_client_on_average() -> None:
