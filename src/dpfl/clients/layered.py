@@ -33,6 +33,7 @@ class _Seen:
     kind: Kind
     kept: Tensor
     outputs: Tensor
+    version: int  # of the outputs as the layer made them: it grows when they are changed in place
 
 
 class Layered:
@@ -41,11 +42,11 @@ class Layered:
     def __init__(self, model: Model) -> None:
         """Make the twin; `layered` below tells whether it may be trusted."""
         self.model = model
-        self.module = copy.deepcopy(model.module)
+        self.module = _copy(model.module)
         self._weights: dict[str, Tensor] = {}
         self._seen: list[_Seen] = []
         self._records: Tensor | None = None  # what ran through last
-        self._recall: dict[str, Tensor] = {}  # what the first layer made of them
+        self._recall: dict[str, dict[str, Tensor]] = {}  # what layers that see them made of them
         self._measured = False  # whether norms of gradients will be asked for
         self._mean = False  # whether the loss gives only the mean of a batch
         self.random = False  # whether layers draw random numbers, as dropout does
@@ -53,6 +54,8 @@ class Layered:
         self.layers = dict(_trained_layers(self.module))
         for name, layer in self.layers.items():
             layer.forward = partial(self._run, name, layer)
+            for parameter in layer.parameters():
+                parameter.data.fill_(torch.nan)  # whoever used it past the layer would be found out
         for layer in self.module.modules():
             if isinstance(getattr(layer, "inplace", None), bool):
                 setattr(layer, "inplace", False)  # noqa: B010 (what a layer put out must stay as it was)
@@ -110,7 +113,7 @@ class Layered:
                 broken = ~torch.isfinite(lengths)
                 gradients = {name: part.without(broken) for name, part in gradients.items()}
                 lengths = lengths.masked_fill(broken, 0)
-            scales = torch.where(lengths > clip_norms, clip_norms / lengths, 1.0).to(weights.dtype)
+            scales = torch.where(lengths <= clip_norms, 1.0, clip_norms / lengths).to(weights.dtype)  # NaN stays NaN
             if not careful:  # what could not be measured shall not pass for nothing
                 scales = scales.masked_fill(torch.isinf(lengths), torch.nan)
             counts = scales if counts is None else scales * counts
@@ -165,11 +168,11 @@ class Layered:
         kind = kind_of(layer)
         assert kind is not None
         parts = {part: self._weights[_named(name, part)] for part, _ in layer.named_parameters()}
-        recall = self._recall if x is self._records else None
+        recall = self._recall.setdefault(name, {}) if x is self._records else None
         kept, outputs = kind.run(layer, x, parts, Pass(self._measured, recall))
         if not outputs.requires_grad:
             outputs.requires_grad_()
-        self._seen.append(_Seen(name, layer, kind, kept, outputs))
+        self._seen.append(_Seen(name, layer, kind, kept, outputs, outputs._version))
         return outputs
 
     def _with_ridge(
@@ -193,7 +196,10 @@ def layered(model: Model, x: Tensor, y: Tensor) -> Layered | None:
     Whatever else a module does, the answer is no.
     """
     x, y = x[:8], y[:8]
-    twin = Layered(model)
+    try:
+        twin = Layered(model)
+    except Exception:  # what a module holds may be of any kind, and refuse to be copied in any way
+        return None
     names = {name for name, p in model.module.named_parameters(remove_duplicate=False) if p.requires_grad}
     if twin.owned() != names or len(x) < 2:
         return None
@@ -203,15 +209,17 @@ def layered(model: Model, x: Tensor, y: Tensor) -> Layered | None:
     there = here + 0.01 * torch.sin(wave)
     try:
         twin.module.train()
+        before = _random_states(x.device)
         seen = twin.run(here, x, y)
-        rows = {(len(one.kept), len(one.outputs), one.outputs._version) for one, _ in seen}
+        twin.random = not all(map(torch.equal, before, _random_states(x.device)))
+        rows = {(len(one.kept), len(one.outputs), one.outputs._version - one.version) for one, _ in seen}
         if sorted(one.name for one, _ in seen) != sorted(twin.layers) or rows != {(len(x), len(x), 0)}:
             return None
-        again = twin.run(here, x, y)  # rounding may differ from time to time on a GPU; what dropout does is no rounding
-        twin.random = any(not _close(a, b) for (_, a), (_, b) in zip(seen, again, strict=True))
         twin.measure(seen)
-        twin.module.eval()
-        model.module.eval()
+        model.module.train()
+        for layer in (*twin.module.modules(), *model.module.modules()):
+            if isinstance(layer, nn.modules.dropout._DropoutNd):
+                layer.eval()  # all else is compared as it is in training
         agree = _agrees(twin, [here], x, y) and _agrees(twin, [here, there], x, y)
     except (RuntimeError, IndexError, KeyError, ValueError, TypeError, AttributeError, BadInput):
         return None
@@ -219,8 +227,15 @@ def layered(model: Model, x: Tensor, y: Tensor) -> Layered | None:
     return twin if agree else None
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-3, atol=1e-5 * float(one.abs().amax()))
+def _random_states(device: torch.device) -> list[Tensor]:
+    """Return where torch's own generators stand: layers that draw move them."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    """Copy a module without the activations that it may have kept, which cannot be copied."""
+    kept = [value for layer in module.modules() for value in vars(layer).values() if isinstance(value, Tensor)]
+    return copy.deepcopy(module, {id(value): None for value in kept if not value.is_leaf})
 
 
 def _agrees(twin: Layered, models: list[Tensor], x: Tensor, y: Tensor) -> bool:
