@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfl.orders import Gaussian, Order, Poisson, RecordClip
@@ -20,6 +21,7 @@ class Chunk:
 
     clients: list[int]
     paid: list[Charged]
+    alike: bool = False  # whether all have the same order and number of records
     times: int = 1  # how often each client stands in the list: as often as it is trained, with a model each time
 
     @property
@@ -49,22 +51,23 @@ class Chunk:
         weights: how much each client's upload counts, where it is to be summed.
         """
         table = np.empty((len(self.paid), len(Numbers._fields) - 1 + self.order.steps))
-        table[:] = _numbers_of(self.paid[0]) if self._alike else [_numbers_of(one) for one in self.paid]
+        table[:] = _numbers_of(self.paid[0]) if self.alike else [_numbers_of(one) for one in self.paid]
         if weights is not None:
-            table[:, 0] = [weights[client] for client in self.clients]
+            table[:, 0] = self._weighed(weights)
         return torch.from_numpy(table).to(like)
 
     def repeated(self, others: Sequence["Chunk"]) -> "Chunk":
         """Return a chunk in which each client stands as often as there are chunks of the same clients."""
         paid = [one for column in zip(*(other.paid for other in others), strict=True) for one in column]
-        return Chunk([client for client in self.clients for _ in others], paid, len(others))
+        return Chunk([client for client in self.clients for _ in others], paid, times=len(others))
 
-    def late_noise(self, weights: Mapping[int, float]) -> list[float]:
-        """Return the size that the last noise of each client has in the weighted sum."""
-        if self._alike:
-            size = _late_noise(self.paid[0])
-            return [size * weights[client] for client in self.clients]
-        return [_late_noise(one) * weights[client] for client, one in zip(self.clients, self.paid, strict=True)]
+    def late_noise(self, weights: Mapping[int, float]) -> NDArray[np.float64]:
+        """Return the size that the last noise of each client has in the weighted sum, [k]."""
+        sizes = _late_noise(self.paid[0]) if self.alike else np.array([_late_noise(one) for one in self.paid])
+        return self._weighed(weights) * sizes
+
+    def _weighed(self, weights: Mapping[int, float]) -> NDArray[np.float64]:
+        return np.fromiter(map(weights.__getitem__, self.clients), float, len(self.clients))
 
     @cached_property
     def kind(self) -> tuple[object, ...]:
@@ -82,12 +85,8 @@ class Chunk:
             # All clients of a chunk are filled up to the largest, which comes last.
             if end == len(order) or (end + 1 - start) * costs[order[end]] > room:
                 part = order[start:end]
-                yield Chunk([self.clients[i] for i in part], [self.paid[i] for i in part])
+                yield Chunk([self.clients[i] for i in part], [self.paid[i] for i in part], self.alike)
                 start = end
-
-    @cached_property
-    def _alike(self) -> bool:
-        return len({(id(one.order), one.records) for one in self.paid}) == 1
 
 
 class Numbers(NamedTuple):
@@ -111,10 +110,10 @@ class Numbers(NamedTuple):
 def by_kind(charged: Mapping[int, Charged]) -> list[Chunk]:
     """Put clients together whose orders are of one kind."""
     clients, paid = list(charged), list(charged.values())
-    orders = {id(one.order): one.order for one in paid}  # many clients often share one
-    kinds = {number: _kind(order) for number, order in orders.items()}
+    distinct = {(id(one.order), one.records): one.order for one in paid}  # many clients often share one
+    kinds = {number: _kind(order) for (number, _), order in distinct.items()}
     if len(set(kinds.values())) == 1:
-        return [Chunk(clients, paid)]
+        return [Chunk(clients, paid, alike=len(distinct) == 1)]
     members: dict[tuple[object, ...], list[int]] = {}
     for i, one in enumerate(paid):
         members.setdefault(kinds[id(one.order)], []).append(i)

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.random import Generator
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfl.clients.chunks import Chunk
@@ -117,7 +118,9 @@ def room_for(records: int, rate: float) -> int:
     return min(records, math.ceil(expected + 3 * math.sqrt(expected * (1 - rate)) + 4))
 
 
-def draw_sum(law: Law, sizes: Sequence[float], dim: int, rng: Generator | torch.Generator) -> Tensor:
+def draw_sum(
+    law: Law, sizes: Sequence[float] | NDArray[np.float64], dim: int, rng: Generator | torch.Generator
+) -> Tensor:
     """Draw Σ_i sizes[i]·noise_i, [dim]: if it is Gaussian in one draw, else in as many as there are."""
 
     def one() -> Tensor:
@@ -126,8 +129,8 @@ def draw_sum(law: Law, sizes: Sequence[float], dim: int, rng: Generator | torch.
         return draw_on_device(law, (dim,), rng)
 
     if law is Gaussian:
-        return one() * math.sqrt(math.fsum(size * size for size in sizes))
-    total = sizes[0] * one()
+        return one() * float(np.linalg.norm(sizes))
+    total = float(sizes[0]) * one()
     for size in sizes[1:]:
-        total += size * one()
+        total += float(size) * one()
     return total

@@ -27,7 +27,7 @@ class Pool:
         *self.starts, self.gap = accumulate(self.sizes, initial=0)
         self.x = torch.cat([*(one.x for one in records), records[0].x.new_zeros(1, *records[0].x.shape[1:])])
         self.y = torch.cat([*(one.y for one in records), records[0].y.new_zeros(1, *records[0].y.shape[1:])])
-        self.device = self.x.device
+        self.device, self.longest = self.x.device, max(self.sizes)
 
     def whole(self, clients: Sequence[int]) -> Batch:
         """Return where all records of these clients lie."""

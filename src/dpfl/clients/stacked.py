@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from queue import SimpleQueue
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,9 +36,9 @@ from dpfl.orders import Full, Poisson, Question, RecordClip
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams, device_generator, layer_randomness
 
-# On the CPU a chunk of several clients holds at most this many numbers (8 MiB of float32), which a core keeps near, and
-# a client that is larger comes alone, with so many of its records at a time. A GPU is given an eighth of its memory.
-_CPU_CHUNK = 2**21
+# On the CPU a chunk of several clients holds at most this many numbers (16 MiB of float32), which a core keeps near. A
+# client that is larger comes alone, with so many of its records at a time. A GPU is given an eighth of its memory.
+_CPU_CHUNK = 2**22
 _CPU_BLOCK = 2**26
 _TINY = 2**18
 _GPU_SHARE = 8
@@ -141,10 +142,12 @@ class StackedClients:
         """Return the weighted sum of a chunk's updates, without the noise that is drawn for all."""
         steps, table = self._steps(layers, chunk, careful), chunk.table(broadcast, weights)
         if self._rng is None:
-            draws = OneStream(self.streams, self._pool, chunk, round, len(broadcast))
-            batch = draws.batch if isinstance(chunk.order.batch, Poisson) else self._always(chunk)
+            draws = OneStream(self.streams, self._pool, chunk, round, len(broadcast)) if chunk.draws else None
+            sampled = draws is not None and isinstance(chunk.order.batch, Poisson)
+            batch = draws.batch if draws is not None and sampled else self._always(chunk)
+            noise = _no_noise if draws is None else draws.noise
             with self._randomness(chunk, round):
-                return (steps.weighted_sum(chunk.order, Numbers.of(table), broadcast, batch, draws.noise),)
+                return (steps.weighted_sum(chunk.order, Numbers.of(table), broadcast, batch, noise),)
         return self._on_gpu(steps, chunk, table, broadcast, round)
 
     def _on_gpu(
@@ -196,7 +199,7 @@ class StackedClients:
     def _always(self, chunk: Chunk) -> Callable[[], Batch]:
         """Return all records of the clients in every step, or the clients themselves where moments stand for them."""
         if self._by_moments(chunk):
-            batch = Batch(torch.tensor(chunk.clients[:: chunk.times]).to(self._pool.device), None)
+            batch = Batch(torch.from_numpy(np.array(chunk.clients[:: chunk.times])).to(self._pool.device), None)
         else:
             batch = self._pool.whole(chunk.clients)
         return lambda: batch
@@ -218,14 +221,16 @@ class StackedClients:
                 yield from (work(self._layers, chunk) for chunk in chunks)
             return
 
+        twins, executor = self._twins, self._executor  # made while torch still counts all cores
+
         def with_a_twin(chunk: Chunk) -> T:
-            twin = self._twins.get()
+            twin = twins.get()
             try:
                 return work(twin, chunk)
             finally:
-                self._twins.put(twin)
+                twins.put(twin)
 
-        with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as executor:
+        with _one_core():  # whoever takes the results shall not wake cores that are at work
             yield from executor.map(with_a_twin, chunks)
 
     def repeat(
@@ -296,6 +301,9 @@ class StackedClients:
         """Cut clients of each kind into chunks that fit the memory, each client so many times."""
         chunks: list[Chunk] = []
         for kind in kinds:
+            if len(kind.clients) * times * self._cost(kind, self._pool.longest) <= self._room:
+                chunks.append(kind)
+                continue
             sizes = [self._pool.sizes[client] for client in kind.clients]
             costs = {size: times * self._cost(kind, size) for size in set(sizes)}
             chunks += kind.cut(self._room, [costs[size] for size in sizes])
@@ -343,6 +351,11 @@ class StackedClients:
     @cached_property
     def _moments(self) -> Moments:
         return Moments(self.model, self._pool)
+
+    @cached_property
+    def _executor(self) -> ThreadPoolExecutor:
+        """Return a thread for each core, on which torch uses one; they last, for they have caches of their own."""
+        return ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,))
 
     @cached_property
     def _twins(self) -> SimpleQueue[Layered]:
