@@ -38,7 +38,9 @@ def growth(*, device: str = "cpu", seconds: float = 1.0) -> dict[str, Any]:
 
 def slope(times: dict[int, float]) -> float:
     """Return the slope of log time by log size over the larger half of the sizes, by least squares."""
-    points = [(math.log(size), math.log(time)) for size, time in list(times.items())[len(times) // 2 :]]
+    points = [
+        (math.log(size), math.log(time)) for size, time in list(times.items())[-max(2, len(times) - len(times) // 2) :]
+    ]
     x, y = (sum(column) / len(points) for column in zip(*points, strict=True))
     steepness: float = sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
     return steepness

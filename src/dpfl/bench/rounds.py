@@ -33,7 +33,7 @@ def reference(problem: Problem) -> Callable[[], Tensor]:
 
 def _round(problem: Problem, order: Order, *, reference: bool) -> Callable[[], Tensor]:
     streams = Streams(1)
-    few = problem.records[0].take(torch.arange(8, device=problem.device))
+    few = problem.records[0].take(torch.arange(min(8, problem.workload.records), device=problem.device))
     clients = (
         ReferenceClients(problem.model, problem.records, streams)
         if reference

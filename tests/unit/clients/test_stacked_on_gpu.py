@@ -1,0 +1,88 @@
+"""The stacked clients on a GPU: the same uploads, the same sums, recorded or not. Skipped where there is no GPU."""
+
+import pytest
+import torch
+
+from dpfl.clients import draws
+from dpfl.clients.reference import ReferenceClients
+from dpfl.clients.stacked import StackedClients
+from dpfl.clients.ways import ways
+from dpfl.federation import Records
+from dpfl.models import Model, build
+from dpfl.orders import ClientClip, Gaussian, Order, Poisson, RecordClip
+from dpfl.precision import products
+from dpfl.privacy.ledger import Charged
+from dpfl.streams import Streams
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is visible")
+
+SIZES = (7, 12, 7, 3)
+ORDERS = {
+    "one step, records": Order(steps=1, learning_rate=0.5, clip=RecordClip(0.1)),
+    "steps, records": Order(steps=3, learning_rate=0.5, clip=RecordClip(0.1)),
+    "steps, clients": Order(steps=2, learning_rate=0.5, clip=ClientClip(0.1)),
+}
+
+
+def problem(name: str) -> tuple[Model, tuple[Records, ...]]:
+    source = torch.Generator().manual_seed(0)
+    classes = None if name == "linear" else 3
+    model = build(name, shape=(1, 16, 16), classes=classes, rng=Streams(0).generator("model"))
+    model.module.cuda()
+
+    def some(n: int) -> Records:
+        x = torch.randn(n, 1, 16, 16, generator=source)
+        y = torch.randn(n, generator=source) if classes is None else torch.randint(0, 3, (n,), generator=source)
+        return Records(x, y).to(torch.device("cuda"))
+
+    return model, tuple(some(n) for n in SIZES)
+
+
+def paid(order: Order) -> dict[int, Charged]:
+    return {client: Charged(order, size) for client, size in enumerate(SIZES)}
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "femnist-cnn-small", "ali-cnn"])
+@pytest.mark.parametrize("kind", ORDERS)
+def test_sums_are_those_of_the_reference_client(name: str, kind: str) -> None:
+    model, records = problem(name)
+    with products("float32"):
+        stacked = StackedClients(model, records, Streams(1), ways=ways(model, records[1]))
+        weights = {0: 0.1, 1: 0.4, 2: 0.2, 3: 0.3}
+        theirs = ReferenceClients(model, records, Streams(1)).perform(paid(ORDERS[kind]), model.weights(), 1)
+        wanted = sum(weights[client] * update for client, update in theirs.items())
+        for _ in range(4):  # eager, recorded, replayed twice
+            ours = stacked.perform(paid(ORDERS[kind]), model.weights(), 1, apart=False).weighted_sum(weights)
+            assert torch.linalg.vector_norm(ours - wanted) <= 1e-3 * torch.linalg.vector_norm(wanted)
+        apart = stacked.perform(paid(ORDERS[kind]), model.weights(), 1)
+        for client, update in theirs.items():
+            assert torch.linalg.vector_norm(apart[client] - update) <= 1e-3 * torch.linalg.vector_norm(update)
+
+
+def test_replays_draw_anew_in_every_round_and_again_with_the_same_seed() -> None:
+    model, records = problem("mlp")
+    order = Order(steps=2, learning_rate=0.5, batch=Poisson(0.5), clip=RecordClip(1.0), noise=Gaussian(1.0),
+                  noise_on="step")  # fmt: skip
+    weights = dict.fromkeys(range(4), 0.25)
+
+    def rounds() -> list[torch.Tensor]:
+        stacked = StackedClients(model, records, Streams(5), ways=ways(model, records[1]))
+        return [stacked.perform(paid(order), model.weights(), i, apart=False).weighted_sum(weights) for i in range(6)]
+
+    first, again = rounds(), rounds()
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(first, again, strict=True))
+    assert all(not torch.allclose(a, b, atol=1e-3) for a, b in zip(first, first[1:], strict=False))
+
+
+def test_a_batch_that_did_not_fit_is_drawn_again_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, records = problem("mlp")
+    order = Order(steps=2, learning_rate=0.5, batch=Poisson(0.7), clip=ClientClip(1.0))
+    weights = dict.fromkeys(range(4), 0.25)
+
+    def sums() -> torch.Tensor:
+        stacked = StackedClients(model, records, Streams(5), ways=ways(model, records[1]))
+        return stacked.perform(paid(order), model.weights(), 1, apart=False).weighted_sum(weights)
+
+    whole = sums()
+    monkeypatch.setattr(draws, "room_for", lambda records, rate: 1)
+    assert torch.allclose(sums(), whole, atol=1e-6)
