@@ -88,11 +88,15 @@ def mu_of(epsilon: ArrayLike, delta: ArrayLike) -> Array:
 
     Nothing for δ = 0: a purely private budget buys no Gaussian release.
     """
-    epsilon, delta = np.broadcast_arrays(np.asarray(epsilon, float), np.asarray(delta, float))
+    given = np.broadcast_arrays(np.asarray(epsilon, float), np.asarray(delta, float))
+    # A million clients often share one budget, and each takes some milliseconds.
+    distinct, place = np.unique(np.stack([one.ravel() for one in given]), axis=1, return_inverse=True)
+    epsilons, deltas = distinct
     with np.errstate(divide="ignore"):
-        target = np.log(delta)
-    found = _bisect_log(lambda mu: log_delta(epsilon, mu) > target, epsilon.shape, upper=False)
-    return np.where(delta > 0, found * (1 - _MARGIN), 0.0)
+        target = np.log(deltas)
+    found = _bisect_log(lambda mu: log_delta(epsilons, mu) > target, epsilons.shape, upper=False)
+    worth = np.where(deltas > 0, found * (1 - _MARGIN), 0.0)
+    return np.asarray(worth[place.ravel()].reshape(given[0].shape))
 
 
 def mu_of_pure(epsilon: float) -> float:

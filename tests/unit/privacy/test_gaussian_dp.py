@@ -96,3 +96,10 @@ def test_both_directions_err_on_the_safe_side_against_sixty_digits(epsilon: floa
     assert exact_delta(epsilon, worth * (1 + 1e-6)) > delta  # nor given away
     spent = float(epsilon_of(worth, delta))
     assert exact_delta(spent, worth) <= delta  # what was spent is not understated
+
+
+def test_budgets_that_many_share_are_worth_what_each_is_alone() -> None:
+    epsilons, deltas = np.array([[1.0, 2.0, 1.0], [0.5, 1.0, 2.0]]), np.array([1e-5, 1e-3, 1e-5])
+    alone = [[float(mu_of(e, d)) for e, d in zip(row, deltas, strict=True)] for row in epsilons]
+    np.testing.assert_allclose(mu_of(epsilons, deltas), alone, rtol=1e-12)
+    assert mu_of([], []).shape == (0,)
