@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from coins import Coins, CoinsOf, TakesAll
 from torch import Tensor, nn
 
 from dpfl.clients import reference
@@ -56,34 +57,6 @@ def known_puppet() -> tuple[Model, Ways]:
     known = ways(model, records(np.random.default_rng(0).normal(size=(8, 3)).tolist()))
     assert known.layers is not None
     return model, known
-
-
-class TakesAll:
-    """Coins of a sampler that happens to take every record: the bound must allow for it."""
-
-    def random(self, count: int) -> np.ndarray:
-        return np.zeros(count)
-
-
-class Coins:
-    """Coins that are the same for neighbours: each call has its own, however many the calls before asked for."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed, self.calls = seed, 0
-
-    def random(self, count: int) -> np.ndarray:
-        self.calls += 1
-        return np.random.default_rng([self.seed, self.calls]).random(count)
-
-
-class CoinsOf:
-    """Streams of which only coins are ever drawn; a generator is at its beginning, as theirs are."""
-
-    def __init__(self, coins: Callable[[], object]) -> None:
-        self.coins = coins
-
-    def generator(self, purpose: str, *, client: int | None = None, round: int | None = None) -> object:
-        return self.coins()
 
 
 def records(rows: list[list[float]]) -> Records:

@@ -21,6 +21,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 import torch
+from coins import Coins, CoinsOf, TakesAll
 from torch import Tensor, nn
 
 from dpfl.clients import local_steps, reference
@@ -168,34 +169,6 @@ def known(model: Model) -> Ways:
     found = ways(model, Records(public.x.to(dtype), public.y.to(dtype)))
     assert found.layers is not None
     return found
-
-
-class TakesAll:
-    """Coins of a sampler that happens to take every record: the bound must allow for it."""
-
-    def random(self, count: int) -> np.ndarray:
-        return np.zeros(count)
-
-
-class Coins:
-    """Coins that are the same for neighbours: each call has its own, however many the calls before asked for."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed, self.calls = seed, 0
-
-    def random(self, count: int) -> np.ndarray:
-        self.calls += 1
-        return np.random.default_rng([self.seed, self.calls]).random(count)
-
-
-class CoinsOf:
-    """Streams of which only coins are ever drawn; a generator is at its beginning, as theirs are."""
-
-    def __init__(self, coins: Callable[[], Any]) -> None:
-        self.coins = coins
-
-    def generator(self, purpose: str, *, client: int | None = None, round: int | None = None) -> Any:
-        return self.coins()
 
 
 def by_reference(

@@ -100,7 +100,8 @@ class StackedClients:
         kinds = by_kind(charged)
         chunks = self._chunks(kinds)
         total, cut = self._add_up(chunks, weights, broadcast, round, careful=False)
-        noise = [self._late_noise(kind, weights, broadcast, round) for kind in kinds if has_late_noise(kind.order)]
+        late = [kind for kind in kinds if has_late_noise(kind.order)]
+        noise = [self._late_noise(self.streams, kind, weights, broadcast, round) for kind in late]
         noised = sum(noise, total)
         # Only now is the device asked how it went: it has been working all the while.
         if not any(cut) and all(_is_sound(kind, total) for kind in kinds):
@@ -120,12 +121,14 @@ class StackedClients:
         assert total is not None
         return total, cut
 
-    def _late_noise(self, kind: Chunk, weights: Mapping[int, float], broadcast: Tensor, round: int) -> Tensor:
+    def _late_noise(
+        self, streams: Streams, kind: Chunk, weights: Mapping[int, float], broadcast: Tensor, round: int
+    ) -> Tensor:
         purpose, place = "sum of noise", {"client": kind.clients[0], "round": round}
         rng = (
-            self.streams.generator(purpose, **place)
+            streams.generator(purpose, **place)
             if self._rng is None
-            else self.streams.seed_device(self._rng, purpose, **place)
+            else streams.seed_device(self._rng, purpose, **place)
         )
         return draw_sum(kind.law, kind.late_noise(weights), len(broadcast), rng).to(broadcast.dtype)
 
@@ -269,7 +272,7 @@ class StackedClients:
             return self._one_by_one(charged, weights, broadcasts, streams, round)
         if has_late_noise(kinds[0][0].order):
             for i, (kind, mine, stream) in enumerate(zip(kinds, weights, streams, strict=True)):
-                total[i] += self._with(stream)._late_noise(kind[0], mine, broadcasts[i], round)
+                total[i] += self._late_noise(stream, kind[0], mine, broadcasts[i], round)
         return total
 
     def _one_by_one(

@@ -1,0 +1,34 @@
+"""Coins in the place of random streams, so that neighbours draw alike."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+class TakesAll:
+    """Coins of a sampler that happens to take every record: the bound must allow for it."""
+
+    def random(self, count: int) -> np.ndarray:
+        return np.zeros(count)
+
+
+class Coins:
+    """Coins that are the same for neighbours: each call has its own, however many the calls before asked for."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.calls = seed, 0
+
+    def random(self, count: int) -> np.ndarray:
+        self.calls += 1
+        return np.random.default_rng([self.seed, self.calls]).random(count)
+
+
+class CoinsOf:
+    """Streams of which only coins are ever drawn; a generator is at its beginning, as theirs are."""
+
+    def __init__(self, coins: Callable[[], Any]) -> None:
+        self.coins = coins
+
+    def generator(self, purpose: str, *, client: int | None = None, round: int | None = None) -> Any:
+        return self.coins()
