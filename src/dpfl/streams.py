@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from numpy.random import SFC64, Generator, SeedSequence
 
@@ -41,7 +42,7 @@ class Streams:
         """Return the generator of this name, at its beginning."""
         # All 256 bits count: torch's CPU generator would keep 32 bits of any seed, few enough to try them all.
         key = self._key(purpose, client, round)
-        return Generator(SFC64(SeedSequence(int.from_bytes(key, "little"), pool_size=8)))
+        return Generator(SFC64(SeedSequence(np.frombuffer(key, "<u4"), pool_size=8)))
 
     def _key(self, purpose: str, client: int | None, round: int | None) -> bytes:
         name = json.dumps([purpose, client, round]).encode()

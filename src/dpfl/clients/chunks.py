@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
+from operator import is_
 from typing import NamedTuple
 
 import numpy as np
@@ -45,8 +47,8 @@ class Chunk:
         """Return the rate of each client's Poisson batches."""
         return [one.order.batch.sampling_rate for one in self.paid if isinstance(one.order.batch, Poisson)]
 
-    def table(self, like: Tensor, weights: Mapping[int, float] | None = None) -> Tensor:
-        """Return what differs among the clients as a table, on the device and in the precision of `like`.
+    def table(self, dtype: torch.dtype, weights: Mapping[int, float] | None = None) -> Tensor:
+        """Return what differs among the clients as a table, on the host.
 
         weights: how much each client's upload counts, where it is to be summed.
         """
@@ -54,7 +56,7 @@ class Chunk:
         table[:] = _numbers_of(self.paid[0]) if self.alike else [_numbers_of(one) for one in self.paid]
         if weights is not None:
             table[:, 0] = self._weighed(weights)
-        return torch.from_numpy(table).to(like)
+        return torch.from_numpy(table).to(dtype)
 
     def repeated(self, others: Sequence["Chunk"]) -> "Chunk":
         """Return a chunk in which each client stands as often as there are chunks of the same clients."""
@@ -110,13 +112,14 @@ class Numbers(NamedTuple):
 def by_kind(charged: Mapping[int, Charged]) -> list[Chunk]:
     """Put clients together whose orders are of one kind."""
     clients, paid = list(charged), list(charged.values())
-    distinct = {(id(one.order), one.records): one.order for one in paid}  # many clients often share one
-    kinds = {number: _kind(order) for (number, _), order in distinct.items()}
+    if paid and all(map(is_, paid, repeat(paid[0]))):  # many clients often share one receipt
+        return [Chunk(clients, paid, alike=True)]
+    kinds = {id(one): _kind(one.order) for one in dict(zip(map(id, paid), paid, strict=True)).values()}
     if len(set(kinds.values())) == 1:
-        return [Chunk(clients, paid, alike=len(distinct) == 1)]
+        return [Chunk(clients, paid, alike=len({(id(one.order), one.records) for one in paid}) == 1)]
     members: dict[tuple[object, ...], list[int]] = {}
     for i, one in enumerate(paid):
-        members.setdefault(kinds[id(one.order)], []).append(i)
+        members.setdefault(kinds[id(one)], []).append(i)
     return [Chunk([clients[i] for i in some], [paid[i] for i in some]) for some in members.values()]
 
 

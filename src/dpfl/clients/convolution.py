@@ -6,6 +6,7 @@ kernel for each client it is one batched product, where a convolution in groups,
 than a loop. The same patches times the derivatives by the outputs are the gradient of each record.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from dpfl.clients.record_gradients import Formed, Products, silenced, weigh
 from dpfl.orders import Norm
 
 _Pairs = tuple[tuple[int, int], tuple[int, int]]
+_PAIRS = ((torch.float32, torch.complex64, 2), (torch.float64, torch.complex128, 2))
+_WIDE = ((torch.float32, torch.complex128, 4), *_PAIRS)
 
 
 def as_image(x: Tensor) -> Tensor:
@@ -73,7 +76,7 @@ class Convolved:
         self.layer, self.image, self.deltas, self.biased = layer, image, deltas, biased
         self._formed: Formed | None = None
 
-    def powers(self, norm: Norm, *, exact: bool) -> Tensor:
+    def powers(self, norm: Norm, *, exact: bool) -> list[Tensor]:
         """Form the gradients: a kernel is small, and each record's is the sum over many pixels."""
         self._formed = Formed(self._products().form())
         return self._formed.powers(norm, exact=exact)
@@ -121,7 +124,7 @@ class _Patches(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, image: Tensor, size: tuple[int, int], geometry: _Pairs, grid: tuple[int, int]) -> Tensor:
-        """Copy each patch; C numbers at a time lie side by side."""
+        """Copy each patch; C numbers at a time lie side by side, or all of a line of the kernel."""
         context.shape, context.size, context.geometry, context.grid = image.shape, size, geometry, grid
         rows, _, _, channels = image.shape
         (down, right), (further_down, further_right) = geometry
@@ -130,7 +133,10 @@ class _Patches(torch.autograd.Function):
             (rows, *grid, *size, channels),
             (row, line * down, pixel * right, line * further_down, pixel * further_right, channel),
         )
-        return view.reshape(rows, grid[0] * grid[1], size[0] * size[1] * channels)
+        if further_right == 1 and pixel == channels and channel == 1:
+            view = view.as_strided((rows, *grid, size[0], size[1] * channels), (*view.stride()[:4], 1))
+        patches = _wide(view, _WIDE).contiguous().view(image.dtype)
+        return patches.view(rows, grid[0] * grid[1], size[0] * size[1] * channels)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
@@ -139,13 +145,23 @@ class _Patches(torch.autograd.Function):
         (height, width), (size_down, size_right) = context.grid, context.size
         (down, right), (further_down, further_right) = context.geometry
         patches = gradients[0].reshape(rows, height, width, size_down, size_right, channels)
-        image = patches.new_zeros(context.shape)
+        patches = _wide(patches, _PAIRS)  # complex numbers are added part by part
+        image = patches.new_zeros(*context.shape[:3], patches.shape[-1])
         for i in range(size_down):
             for j in range(size_right):
                 top, left = i * further_down, j * further_right
                 place = image[:, top : top + down * height : down, left : left + right * width : right]
                 place.add_(patches[:, :, :, i, j])
-        return image, None, None, None
+        return image.view(gradients[0].dtype), None, None, None
+
+
+def _wide(view: Tensor, types: Sequence[tuple[torch.dtype, torch.dtype, int]]) -> Tensor:
+    """View numbers that lie side by side as fewer, wider ones: what is moved number by number moves so much faster."""
+    for narrow, wide, times in types:
+        steps = (view.shape[-1], view.storage_offset(), *view.stride()[:-1])
+        if view.dtype is narrow and view.stride(-1) == 1 and all(step % times == 0 for step in steps):
+            return view.view(wide)
+    return view
 
 
 def _patches(layer: nn.Conv1d | nn.Conv2d, image: Tensor) -> Tensor:

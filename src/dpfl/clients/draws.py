@@ -78,18 +78,18 @@ class OnDevice:
         self._pool, self._law, self._dim, self._rng = pool, chunk.law, dim, rng
         self._clients = len(chunk.clients)
         self.facts = torch.zeros(0)  # size, start and sampling rate of each client
-        self.cut = torch.zeros((), dtype=torch.bool, device=pool.device)  # whether a batch did not fit
+        self.cut = torch.zeros((), dtype=torch.bool)  # whether a batch did not fit
         self.longest = self.room = 0
         if isinstance(chunk.order.batch, Poisson):
             sizes = [pool.sizes[client] for client in chunk.clients]
             starts = [pool.starts[client] for client in chunk.clients]
-            facts = torch.tensor([sizes, starts, chunk.sampling_rates], dtype=torch.float64)
-            self.facts, self.longest = facts.to(pool.device), max(sizes)
+            self.facts = torch.tensor([sizes, starts, chunk.sampling_rates], dtype=torch.float64)
+            self.longest = max(sizes)
             self.room = self.longest if roomy else max(map(room_for, sizes, chunk.sampling_rates))
 
     def begin(self, facts: Tensor) -> None:
-        """Draw for clients of these sizes, starts and sampling rates, from the first batch on."""
-        self.facts, self.cut = facts, torch.zeros_like(self.cut)
+        """Draw for clients of these sizes, starts and sampling rates, which are on the device now."""
+        self.facts, self.cut = facts, torch.zeros_like(self.cut, device=facts.device)
 
     def batch(self) -> Batch:
         """Choose the records whose uniform number is below the rate, and put them side by side.

@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-Function = Callable[..., tuple[Tensor, ...]]
-_Recording = tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], tuple[Tensor, ...]]
+Function = Callable[..., tuple[Tensor, Tensor]]
+_Recording = tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], tuple[Tensor, Tensor]]
 
 _MOST = 16  # graphs that are kept: each holds on to the memory it was recorded with
 
@@ -22,21 +22,22 @@ class Graphs:
         self._seen: set[Hashable] = set()
         self._recorded: dict[Hashable, _Recording] = {}
 
-    def run(self, key: Hashable, function: Function, rng: torch.Generator, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def run(self, key: Hashable, function: Function, rng: torch.Generator, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return function(*inputs), replayed if it was called like this before. The results hold until the next call.
 
-        key: all that the function depends on beside its inputs.
+        key: all that the function depends on beside its inputs, which may still be on the host.
         rng: the generator that the function draws from, which may be seeded anew before each call.
         """
         whole = (key, *((tuple(one.shape), one.dtype) for one in inputs))
         if whole not in self._recorded:
+            inputs = tuple(one.to(rng.device) for one in inputs)
             if whole not in self._seen or len(self._recorded) == _MOST:  # what happens once is not worth recording
                 self._seen.add(whole)
                 return function(*inputs)
             self._recorded[whole] = _record(function, rng, inputs)
         graph, places, results = self._recorded[whole]
         for place, one in zip(places, inputs, strict=True):
-            place.copy_(one)
+            place.copy_(one, non_blocking=True)
         graph.replay()
         return results
 

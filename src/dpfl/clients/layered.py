@@ -113,9 +113,10 @@ class Layered:
                 broken = ~torch.isfinite(lengths)
                 gradients = {name: part.without(broken) for name, part in gradients.items()}
                 lengths = lengths.masked_fill(broken, 0)
-            scales = torch.where(lengths <= clip_norms, 1.0, clip_norms / lengths).to(weights.dtype)  # NaN stays NaN
-            if not careful:  # what could not be measured shall not pass for nothing
-                scales = scales.masked_fill(torch.isinf(lengths), torch.nan)
+            scales = (clip_norms / lengths).clamp(max=1)  # NaN stays NaN
+            if not careful:  # what could not be measured shall not pass for nothing: zero times infinity is NaN
+                scales = scales + 0 * lengths
+            scales = scales.to(weights.dtype)
             counts = scales if counts is None else scales * counts
         total: dict[str, Tensor] = {}
         for name, part in gradients.items():
@@ -271,8 +272,9 @@ def sum_of_clipped_layered(twin: Layered, weights: Tensor, x: Tensor, y: Tensor,
 
 def _lengths(gradients: dict[str, RecordGradients], norm: Norm, *, exact: bool) -> Tensor:
     """Return the norm of each record's gradient over all layers [R], in double precision."""
-    total = torch.stack([part.powers(norm, exact=exact) for part in gradients.values()]).sum(dim=0)
-    return total if norm == 1 else total.sqrt()
+    total = torch.stack([one for part in gradients.values() for one in part.powers(norm, exact=exact)])
+    summed = total.double().sum(dim=0)
+    return summed if norm == 1 else summed.sqrt()
 
 
 def _trained_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

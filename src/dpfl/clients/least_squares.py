@@ -6,6 +6,7 @@ once for all rounds, in double precision; a step then costs p² operations for e
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from dpfl.clients.pool import Batch, Pool
 from dpfl.federation import Records
@@ -30,7 +31,7 @@ def is_least_squares(model: Model, x: Tensor, y: Tensor) -> bool:
     x, y = x[:8], y[:8]
     here = model.weights() + torch.linspace(-1, 1, model.dim, dtype=x.dtype, device=x.device)
     moments = Moments(model, Pool([Records(x, y)]))
-    ours = moments.sums(here, Batch(slice(0, 1), None))[0] / len(x)
+    ours = moments.sums(here, Batch(torch.zeros(1, dtype=torch.long, device=x.device), None))[0] / len(x)
     return torch.allclose(ours, model.gradient(here, x, y), rtol=1e-3, atol=1e-4)
 
 
@@ -38,11 +39,10 @@ class Moments:
     """The moments of every client's records."""
 
     def __init__(self, model: Model, pool: Pool) -> None:
-        """Take the moments [N, p, p] and [N, p], of clients of one size together."""
+        """Take 2·([X 1]ᵀ[X 1] | −[X 1]ᵀy) of each client, [N, p, p + 1], of clients of one size together."""
         biased = model.dim > pool.x[0].numel()
         clients, dim = len(pool.sizes), model.dim
-        self.squares = pool.x.new_empty(clients, dim, dim, dtype=torch.float64)
-        self.products = pool.x.new_empty(clients, dim, dtype=torch.float64)
+        self.moments = pool.x.new_empty(clients, dim, dim + 1, dtype=torch.float64)
         of_size: dict[int, list[int]] = {}
         for client, size in enumerate(pool.sizes):
             of_size.setdefault(size, []).append(client)
@@ -54,17 +54,18 @@ class Moments:
                 x, y = records.x.double().view(len(some), size, -1), records.y.double().view(len(some), size, 1)
                 if biased:
                     x = torch.cat([x, torch.ones_like(y)], dim=2)
-                self.squares[some], self.products[some] = x.mT @ x, (x.mT @ y)[:, :, 0]
+                self.moments[some] = 2 * (x.mT @ torch.cat([x, -y], dim=2))
 
     def sums(self, weights: Tensor, batch: Batch) -> Tensor:
         """Return the sum of the gradients of each client's records [k, p] at one model [p], or at one for each.
 
         batch: the clients, by their numbers. With several models for each of them, weights and sums are [k·m, p].
         """
-        squares, products = self.squares[batch.rows], self.products[batch.rows]
+        assert isinstance(batch.rows, Tensor)
+        moments = self.moments.index_select(0, batch.rows)
+        ahead = functional.pad(weights.double(), (0, 1), value=1.0)  # one row times (w | 1) is 2·(XᵀX·w − Xᵀy)
         if weights.ndim == 1:
-            moved = (squares.view(-1, len(weights)) @ weights.double()).view_as(products)
-            return (2 * (moved - products)).to(weights.dtype)
-        several = weights.double().view(len(products), -1, weights.shape[1])
-        sums = 2 * (torch.bmm(several, squares) - products[:, None])  # the squares are symmetric
+            sums = moments.view(-1, len(ahead)) @ ahead
+            return sums.view(len(moments), -1).to(weights.dtype)
+        sums = torch.bmm(ahead.view(len(moments), -1, ahead.shape[1]), moments.mT)
         return sums.view_as(weights).to(weights.dtype)

@@ -74,12 +74,18 @@ class LocalSteps:
         noise: Callable[[], Tensor],
     ) -> Tensor:
         """Return the sum of all updates as the numbers weigh them [d], without the late noise."""
-        if not is_one_batch(order) or self.moments is not None:
+        if order.steps > 1 or isinstance(order.clip, ModelClip):
             updates = self.updates(order, numbers, broadcast, batch, noise, late_noise=False)
             return numbers.weights[:, 0] @ updates
-        # One step from one model: Σ_i p_i·(−η_i/m_i)·Σ_r clipped gradient is a sum over all records of all clients.
-        each, drawn = -numbers.weights * numbers.rates / numbers.divisors, batch()
-        total = self._sums(order, numbers, broadcast, drawn, self.pool.take(drawn.rows), each)[0]
+        # One step from one model, where nothing pulls yet, is −η_i·gradient_i.
+        each, drawn = -numbers.weights * numbers.rates, batch()
+        if is_one_batch(order) and self.moments is None:
+            # Then Σ_i p_i·(−η_i/m_i)·Σ_r clipped gradient is a sum over all records of all clients.
+            each = each / numbers.divisors
+            total = self._sums(order, numbers, broadcast, drawn, self.pool.take(drawn.rows), each)[0]
+        else:
+            records = self.pool.take(drawn.rows) if self.moments is None else None
+            total = each[:, 0] @ self._gradient(order, numbers, broadcast, drawn, records)
         self.layers.forget()
         return total
 
@@ -122,6 +128,8 @@ class LocalSteps:
         if isinstance(order.clip, RecordClip):
             bound = numbers.clip_norms.expand(-1, count // clients).flatten(), order.clip.norm
         shared = weights[0] if weights.ndim == 2 and len(weights) == 1 else weights
+        if shared.ndim == 1 and sums > 1 and bound is not None and shared.is_cuda:
+            shared = shared.expand(clients, -1)  # patches are formed to be measured: a GPU multiplies them at once
         if sums > 1 or count <= self.rows:
             return self.layers.sums(shared, records.x, records.y, counts, bound, sums, careful=self.careful)
         total = weights.new_zeros(1, weights.shape[-1])

@@ -20,8 +20,8 @@ _SLENDER = 4096
 class RecordGradients(Protocol):
     """The gradients of R records in the parameters of one layer."""
 
-    def powers(self, norm: Norm, *, exact: bool) -> Tensor:
-        """Return Σ|g| or Σg² of each record [R], in double precision; exact as `powers` below says."""
+    def powers(self, norm: Norm, *, exact: bool) -> list[Tensor]:
+        """Return summands [R] of Σ|g| or Σg² of each record; exact as `powers` below says."""
 
     def form(self) -> dict[str, Tensor]:
         """Return each record's gradient by parameter, [R, ...]."""
@@ -42,11 +42,9 @@ class Formed:
 
     gradients: dict[str, Tensor]  # [R, ...] by parameter
 
-    def powers(self, norm: Norm, *, exact: bool) -> Tensor:
-        """Add up over the parameters."""
-        return torch.stack(
-            [powers(gradient.flatten(1), norm, exact=exact) for gradient in self.gradients.values()]
-        ).sum(dim=0)
+    def powers(self, norm: Norm, *, exact: bool) -> list[Tensor]:
+        """Return one for each parameter."""
+        return [powers(gradient.flatten(1), norm, exact=exact) for gradient in self.gradients.values()]
 
     def form(self) -> dict[str, Tensor]:
         """Return them."""
@@ -73,14 +71,13 @@ class Products:
         self.inputs, self.deltas, self.biased = inputs, deltas, biased
         self._formed: Formed | None = None
 
-    def powers(self, norm: Norm, *, exact: bool) -> Tensor:
+    def powers(self, norm: Norm, *, exact: bool) -> list[Tensor]:
         """Multiply powers, where a record has one position; a bias is a weight whose input is 1."""
         if self.inputs.shape[1] > 1:
             self._formed = Formed(self.form())
             return self._formed.powers(norm, exact=exact)
-        return powers(self.deltas[:, 0], norm, exact=exact) * (
-            powers(self.inputs[:, 0], norm, exact=exact) + self.biased
-        )
+        inputs = powers(self.inputs[:, 0], norm, exact=exact) + self.biased
+        return [powers(self.deltas[:, 0], norm, exact=exact) * inputs]
 
     @property
     def _is_slender(self) -> bool:
@@ -120,12 +117,12 @@ class Lookups:
     deltas: Tensor  # [R, T, width]
     rows: int  # of the table
 
-    def powers(self, norm: Norm, *, exact: bool) -> Tensor:
+    def powers(self, norm: Norm, *, exact: bool) -> list[Tensor]:
         """Add up rows that a record looked up several times, u_t = Σ_s δ_s over i_s = i_t, and count each row once."""
         same = (self.indices[:, :, None] == self.indices[:, None, :]).to(self.deltas.dtype)
         summed = torch.bmm(same, self.deltas)
         each = powers(summed.flatten(0, 1), norm, exact=exact).view(same.shape[:2])
-        return (each / same.sum(dim=2)).sum(dim=1)
+        return [(each / same.sum(dim=2)).sum(dim=1)]
 
     def form(self) -> dict[str, Tensor]:
         """Write each record's rows into a table of its own."""
@@ -147,7 +144,7 @@ class Lookups:
 
 
 def powers(rows: Tensor, norm: Norm, *, exact: bool) -> Tensor:
-    """Return Σ|x|, or Σx², of each row of [R, n], in double precision.
+    """Return Σ|x|, or Σx², of each row of [R, n]: in double precision if exact, else in that of the rows.
 
     Squares in single precision overflow or vanish where numbers are huge or tiny, and a huge input times a tiny
     derivative is a gradient like any other. So Σx² is exact only on demand: else it is infinite above 1e38, which
@@ -157,8 +154,8 @@ def powers(rows: Tensor, norm: Norm, *, exact: bool) -> Tensor:
         doubled = rows.double()
         return doubled.abs().sum(dim=1) if norm == 1 else doubled.square().sum(dim=1)
     if norm == 1:
-        return rows.abs().sum(dim=1).double()
-    return _squares(rows).double().add_(1e-35)
+        return rows.abs().sum(dim=1)
+    return _squares(rows).add_(1e-35)
 
 
 def _squares(rows: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ client's loop.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -99,27 +100,26 @@ class StackedClients:
         """Return Σ_i weights[i]·upload_i; noise on which nothing is trained any more is drawn once for all."""
         kinds = by_kind(charged)
         chunks = self._chunks(kinds)
-        total, cut = self._add_up(chunks, weights, broadcast, round, careful=False)
+        total, health = self._add_up(chunks, weights, broadcast, round, careful=False)
         late = [kind for kind in kinds if has_late_noise(kind.order)]
         noise = [self._late_noise(self.streams, kind, weights, broadcast, round) for kind in late]
         noised = sum(noise, total)
-        # Only now is the device asked how it went: it has been working all the while.
-        if not any(cut) and all(_is_sound(kind, total) for kind in kinds):
+        if math.isfinite(health):  # only now is the device asked how it went: it has been working all the while
             return noised
         total, _ = self._add_up(chunks, weights, broadcast, round, careful=True)
         return sum(noise, total)
 
     def _add_up(
         self, chunks: Sequence[Chunk], weights: Mapping[int, float], broadcast: Tensor, round: int, *, careful: bool
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Return Σ_i weights[i]·update_i without late noise, and for every chunk on a GPU whether a batch was cut."""
+    ) -> tuple[Tensor, Tensor]:
+        """Return Σ_i weights[i]·update_i without late noise, and a number that is finite if all went well."""
         work = partial(self._weighted, weights, broadcast, round, careful=careful)
-        total, cut = None, []
-        for part, *flags in self._spread(work, chunks):
+        total = health = None
+        for part, healthy in self._spread(work, chunks):  # which hold until the next are made
             total = part.clone() if total is None else total + part
-            cut += [flag.clone() for flag in flags]
-        assert total is not None
-        return total, cut
+            health = healthy.clone() if health is None else health + healthy
+        assert total is not None and health is not None
+        return total, health
 
     def _late_noise(
         self, streams: Streams, kind: Chunk, weights: Mapping[int, float], broadcast: Tensor, round: int
@@ -141,22 +141,23 @@ class StackedClients:
         chunk: Chunk,
         *,
         careful: bool,
-    ) -> tuple[Tensor, ...]:
-        """Return the weighted sum of a chunk's updates, without the noise that is drawn for all."""
-        steps, table = self._steps(layers, chunk, careful), chunk.table(broadcast, weights)
+    ) -> tuple[Tensor, Tensor]:
+        """Return the weighted sum of a chunk's updates without the noise that is drawn for all, and its health."""
+        steps, table = self._steps(layers, chunk, careful), chunk.table(broadcast.dtype, weights)
         if self._rng is None:
             draws = OneStream(self.streams, self._pool, chunk, round, len(broadcast)) if chunk.draws else None
             sampled = draws is not None and isinstance(chunk.order.batch, Poisson)
             batch = draws.batch if draws is not None and sampled else self._always(chunk)
             noise = _no_noise if draws is None else draws.noise
             with self._randomness(chunk, round):
-                return (steps.weighted_sum(chunk.order, Numbers.of(table), broadcast, batch, noise),)
+                total = steps.weighted_sum(chunk.order, Numbers.of(table), broadcast, batch, noise)
+                return total, _health(chunk, total)
         return self._on_gpu(steps, chunk, table, broadcast, round)
 
     def _on_gpu(
         self, steps: LocalSteps, chunk: Chunk, table: Tensor, broadcast: Tensor, round: int
-    ) -> tuple[Tensor, ...]:
-        """Return the same, and whether a batch was cut; what is short is recorded, and replayed in later rounds."""
+    ) -> tuple[Tensor, Tensor]:
+        """Return the same; a batch that was cut is not healthy. What is short is recorded, and replayed later."""
         assert self._rng is not None
         whole, draws = Batch(slice(0, 0), None), None
         if chunk.draws:
@@ -167,21 +168,21 @@ class StackedClients:
             whole = self._always(chunk)()
         given = [draws.facts] if sampled and draws is not None else [one for one in whole if isinstance(one, Tensor)]
 
-        def train(broadcast: Tensor, table: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        def train(broadcast: Tensor, table: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
             rows = whole.rows if isinstance(whole.rows, slice) else given[0]
             fixed = Batch(rows, None if whole.real is None else given[-1])
-            if draws is None:
-                return (steps.weighted_sum(chunk.order, Numbers.of(table), broadcast, lambda: fixed, _no_noise),)
-            if sampled:
-                draws.begin(given[0])
-            batch = draws.batch if sampled else lambda: fixed
-            total = steps.weighted_sum(chunk.order, Numbers.of(table), broadcast, batch, draws.noise)
-            return (total, draws.cut) if sampled else (total,)
+            noise = _no_noise if draws is None else draws.noise
+            if draws is None or not sampled:
+                total = steps.weighted_sum(chunk.order, Numbers.of(table), broadcast, lambda: fixed, noise)
+                return total, _health(chunk, total)
+            draws.begin(given[0])
+            total = steps.weighted_sum(chunk.order, Numbers.of(table), broadcast, draws.batch, noise)
+            return total, _health(chunk, total).masked_fill(draws.cut, torch.nan)
 
         size = len(chunk.clients) * self._cost(chunk, max(self._pool.sizes[client] for client in chunk.clients))
         if steps.careful or steps.layers.random or size > _GPU_GRAPH:
             with self._randomness(chunk, round):
-                return train(broadcast, table, *given)
+                return train(*(one.to(broadcast.device) for one in (broadcast, table, *given)))
         fixed = (whole.rows.start, whole.rows.stop) if isinstance(whole.rows, slice) else None
         room = None if draws is None else (draws.room, draws.longest)
         return self._graphs.run((chunk.kind, fixed, room), train, self._rng, broadcast, table, *given)
@@ -190,7 +191,7 @@ class StackedClients:
         """Return the upload of each client [k, d]."""
         draws = EachClient(self.streams, self._pool, chunk, round, len(broadcast))
         batch = draws.batch if isinstance(chunk.order.batch, Poisson) else self._always(chunk)
-        steps, numbers = self._steps(layers, chunk, careful), Numbers.of(chunk.table(broadcast))
+        steps, numbers = self._steps(layers, chunk, careful), Numbers.of(chunk.table(broadcast.dtype).to(broadcast))
         with self._randomness(chunk, round):
             return steps.updates(chunk.order, numbers, broadcast, batch, draws.noise, late_noise=True)
 
@@ -258,9 +259,9 @@ class StackedClients:
             members = [Chunk(chunk.clients, [one[client] for client in chunk.clients]) for one in charged]
             whole = chunk.repeated(members)
             table = torch.stack(
-                [one.table(broadcasts, mine) for one, mine in zip(members, weights, strict=True)], dim=1
+                [one.table(broadcasts.dtype, mine) for one, mine in zip(members, weights, strict=True)], dim=1
             )
-            numbers = Numbers.of(table.flatten(0, 1))
+            numbers = Numbers.of(table.flatten(0, 1).to(broadcasts))
             draws = OneStream(streams[0], self._pool, whole, round, broadcasts.shape[1])
             batch = draws.batch if isinstance(chunk.order.batch, Poisson) else self._always(whole)
             starts = broadcasts.repeat(len(chunk.clients), 1)
@@ -381,6 +382,11 @@ def _one_core() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(cores)
+
+
+def _health(chunk: Chunk, total: Tensor) -> Tensor:
+    """Return a number that is not finite if the norm of a record could not be told, and with it the sum."""
+    return total.sum() if isinstance(chunk.order.clip, RecordClip) else total.new_zeros(())
 
 
 def _is_sound(kind: Chunk, result: Tensor) -> bool:

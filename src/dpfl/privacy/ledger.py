@@ -86,7 +86,18 @@ class Ledger:
         self._round += 1
         _pay_all(self._filters, paid.items())
         _pay_all(self._lifetime, paid.items())
-        return {client: Charged(orders[client], self.sizes[client]) for client in paid}
+        return self._receipts({client: orders[client] for client in paid})
+
+    def _receipts(self, orders: Mapping[int, Order]) -> dict[int, Charged]:
+        """Write one receipt for all clients that share an order and a number of records."""
+        written: dict[tuple[int, int], Charged] = {}
+        receipts = {}
+        for client, order in orders.items():
+            what = id(order), self.sizes[client]
+            if what not in written:
+                written[what] = Charged(order, self.sizes[client])
+            receipts[client] = written[what]
+        return receipts
 
     def _write(self, releases: Mapping[int, Release | None]) -> Mapping[int, Release | None]:
         """Leave out those whose lifetime is spent and put the charges of the others on disk, as one."""

@@ -41,8 +41,7 @@ def test_the_moments_by_hand() -> None:
     model = Model(nn.Linear(1, 1), squared_error)
     pool = Pool([Records(torch.tensor([[1.0], [3.0]]), torch.tensor([2.0, 1.0]))])
     moments = Moments(model, pool)
-    assert moments.squares.tolist() == [[[10.0, 4.0], [4.0, 2.0]]]
-    assert moments.products.tolist() == [[5.0, 3.0]]
+    assert moments.moments.tolist() == [[[20.0, 8.0, -10.0], [8.0, 4.0, -6.0]]]  # twice (XᵀX | −Xᵀy)
     assert moments.sums(torch.tensor([2.0, 1.0]), Batch(torch.tensor([0]), None)).tolist() == [[38.0, 14.0]]
 
 
@@ -69,7 +68,7 @@ def test_moments_are_taken_in_double_precision_and_given_back_in_the_models() ->
     # Targets of 10⁴ + a little: in single precision the products would lose the little.
     model = Model(nn.Linear(1, 1, bias=False), squared_error)
     x, y = torch.full((1000, 1), 1.0), 10_000 + torch.linspace(0, 1, 1000)
-    found = Moments(model, Pool([Records(x, y)])).sums(torch.tensor([10_000.0]), Batch(slice(0, 1), None))
+    found = Moments(model, Pool([Records(x, y)])).sums(torch.tensor([10_000.0]), Batch(torch.tensor([0]), None))
     assert found.dtype == torch.float32
     true = 2 * (10_000 - y.double()).sum()
     assert found.item() == pytest.approx(true.item(), rel=1e-6)
