@@ -20,8 +20,8 @@ def clip(vector: Tensor, clip_norm: float, norm: Norm) -> Tensor:
 def clip_rows(vectors: Tensor, clip_norms: Tensor, norm: Norm) -> Tensor:
     """Scale each row of [k, d] down to at most its own norm of [k]."""
     lengths = row_lengths([vectors], norm)[:, None]
-    scaled = torch.where(lengths > clip_norms[:, None], clip_norms[:, None] / lengths, 1.0) * vectors
-    return torch.where(torch.isfinite(lengths), scaled, 0.0)
+    scales = (clip_norms[:, None] / lengths).clamp(max=1)
+    return torch.where(lengths < torch.inf, scales * vectors, 0.0)  # a NaN is below nothing
 
 
 def sum_of_clipped(blocks: Sequence[Tensor], clip_norm: float, norm: Norm) -> Tensor:

@@ -7,7 +7,7 @@ client's clipped sum: about the price of plain training.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +18,7 @@ from torch.func import vmap
 from dpfl.clients.clipping import sum_of_clipped
 from dpfl.clients.layers import Kind, Pass, kind_of
 from dpfl.clients.pooling import pool_well
-from dpfl.clients.record_gradients import Formed, RecordGradients
+from dpfl.clients.record_gradients import Formed, Products, RecordGradients
 from dpfl.errors import BadInput
 from dpfl.models import Model
 from dpfl.orders import Norm, RecordClip
@@ -34,6 +34,7 @@ class _Seen:
     kept: Tensor
     outputs: Tensor
     version: int  # of the outputs as the layer made them: it grows when they are changed in place
+    of_records: bool  # whether it sees the numbers of the records themselves
 
 
 class Layered:
@@ -91,6 +92,7 @@ class Layered:
         bound: tuple[Tensor, Norm] | None,
         clients: int,
         *,
+        powers: Callable[[], Tensor] | None = None,
         careful: bool = False,
     ) -> Tensor:
         """Return Σ_r counts[r]·(clipped) gradient of record r for each client, [clients, d].
@@ -99,9 +101,10 @@ class Layered:
         x, y: R records [R, ...], R/clients of each client.
         counts: [R], how much each record counts: zero for one that only fills a gap. None where all count once.
         bound: the clip norm of each record [R] and the norm it is meant in; None to clip nothing.
+        powers: return Σ|x| or Σx² of each record in that norm [R], where they are known.
         careful: leave out gradients that are not finite. Else one of them makes the sum not finite.
         """
-        gradients = self.gradients(weights, x, y, measured=bound is not None or clients > 1)
+        gradients = self.gradients(weights, x, y, powers=powers, measured=bound is not None or clients > 1)
         if counts is not None:
             counts = counts.to(weights.dtype)
             if bound is None:  # a gap's gradient may be anything, and zero times that no zero
@@ -128,7 +131,15 @@ class Layered:
         """Return the norm of each record's gradient [R], before any clip."""
         return _lengths(self.gradients(weights, x, y), norm, exact=True)
 
-    def gradients(self, weights: Tensor, x: Tensor, y: Tensor, *, measured: bool = True) -> dict[str, RecordGradients]:
+    def gradients(
+        self,
+        weights: Tensor,
+        x: Tensor,
+        y: Tensor,
+        *,
+        powers: Callable[[], Tensor] | None = None,
+        measured: bool = True,
+    ) -> dict[str, RecordGradients]:
         """Run and differentiate: the gradients of the records in each layer."""
         seen = self.run(weights, x, y, measured=measured)
         with torch.no_grad():
@@ -138,6 +149,10 @@ class Layered:
                 )
                 for one, delta in seen
             }
+            for one, _ in seen:
+                part = parts[one.name]
+                if powers is not None and one.of_records and isinstance(part, Products):
+                    part.input_powers = powers()
             return self._with_ridge(parts, weights, len(x)) if self.model.ridge else parts
 
     def run(self, weights: Tensor, x: Tensor, y: Tensor, *, measured: bool = True) -> list[tuple[_Seen, Tensor]]:
@@ -170,10 +185,11 @@ class Layered:
         assert kind is not None
         parts = {part: self._weights[_named(name, part)] for part, _ in layer.named_parameters()}
         recall = self._recall.setdefault(name, {}) if x is self._records else None
+        of_records = _are_the_same(x, self._records)
         kept, outputs = kind.run(layer, x, parts, Pass(self._measured, recall))
         if not outputs.requires_grad:
             outputs.requires_grad_()
-        self._seen.append(_Seen(name, layer, kind, kept, outputs, outputs._version))
+        self._seen.append(_Seen(name, layer, kind, kept, outputs, outputs._version, of_records))
         return outputs
 
     def _with_ridge(
@@ -283,6 +299,13 @@ def _trained_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         parts = [p.requires_grad for p in layer.parameters(recurse=False)]
         if kind_of(layer) is not None and parts and all(parts):
             yield name, layer
+
+
+def _are_the_same(x: Tensor, records: Tensor | None) -> bool:
+    """Tell whether these are the records as they lie in memory, in whatever shape."""
+    if records is None or len(x) != len(records) or not (x.is_contiguous() and records.is_contiguous()):
+        return False
+    return x.numel() == records.numel() and x.data_ptr() == records.data_ptr() and x.dtype == records.dtype
 
 
 def _named(layer: str, part: str) -> str:

@@ -6,6 +6,7 @@ it can be recorded (`graphs`).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -124,20 +125,22 @@ class LocalSteps:
         if each is not None:
             spread = each.expand(-1, count // clients).flatten()
             counts = spread if counts is None else spread * counts
-        bound = None
+        bound = powers = None
         if isinstance(order.clip, RecordClip):
             bound = numbers.clip_norms.expand(-1, count // clients).flatten(), order.clip.norm
+            powers = partial(self.pool.powers, order.clip.norm, batch.rows)
         shared = weights[0] if weights.ndim == 2 and len(weights) == 1 else weights
         if shared.ndim == 1 and sums > 1 and bound is not None and shared.is_cuda:
             shared = shared.expand(clients, -1)  # patches are formed to be measured: a GPU multiplies them at once
         if sums > 1 or count <= self.rows:
-            return self.layers.sums(shared, records.x, records.y, counts, bound, sums, careful=self.careful)
+            x, y = records.x, records.y
+            return self.layers.sums(shared, x, y, counts, bound, sums, powers=powers, careful=self.careful)
         total = weights.new_zeros(1, weights.shape[-1])
         for start in range(0, count, self.rows):  # one client may be larger than the memory
             some = slice(start, start + self.rows)
             limit = None if bound is None else (bound[0][some], bound[1])
-            counted = None if counts is None else counts[some]
-            total += self.layers.sums(shared, records.x[some], records.y[some], counted, limit, 1, careful=self.careful)
+            counted, x, y = None if counts is None else counts[some], records.x[some], records.y[some]
+            total += self.layers.sums(shared, x, y, counted, limit, 1, careful=self.careful)
         return total
 
 

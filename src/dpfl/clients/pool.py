@@ -9,7 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpfl.clients.record_gradients import powers
 from dpfl.federation import Records
+from dpfl.orders import Norm
+
+_AT_ONCE = 2**14  # records that are measured at a time
 
 
 class Batch(NamedTuple):
@@ -28,6 +32,7 @@ class Pool:
         self.x = torch.cat([*(one.x for one in records), records[0].x.new_zeros(1, *records[0].x.shape[1:])])
         self.y = torch.cat([*(one.y for one in records), records[0].y.new_zeros(1, *records[0].y.shape[1:])])
         self.device, self.longest = self.x.device, max(self.sizes)
+        self._powers: dict[Norm, Tensor] = {}
 
     def whole(self, clients: Sequence[int]) -> Batch:
         """Return where all records of these clients lie."""
@@ -50,6 +55,13 @@ class Pool:
             row[: len(chosen)] = self.starts[client] + chosen
         found = torch.from_numpy(rows.ravel()).to(self.device)
         return Batch(found, (found != self.gap).to(self.x.dtype))
+
+    def powers(self, norm: Norm, rows: slice | Tensor) -> Tensor:
+        """Return Σ|x| or Σx² of the records that lie there, measured once for all rounds: records stay as they are."""
+        if norm not in self._powers:
+            pieces = [powers(piece.flatten(1), norm, exact=False) for piece in torch.split(self.x, _AT_ONCE)]
+            self._powers[norm] = torch.cat(pieces)
+        return self._powers[norm][rows]
 
     def take(self, rows: slice | Tensor) -> Records:
         """Return the records that lie there."""

@@ -69,6 +69,7 @@ class Products:
     def __init__(self, inputs: Tensor, deltas: Tensor, *, biased: bool) -> None:
         """Take inputs a [R, T, in] and deltas δ [R, T, out], the derivatives of each record's loss by the outputs."""
         self.inputs, self.deltas, self.biased = inputs, deltas, biased
+        self.input_powers: Tensor | None = None  # of each record's inputs [R], where they are known
         self._formed: Formed | None = None
 
     def powers(self, norm: Norm, *, exact: bool) -> list[Tensor]:
@@ -76,8 +77,9 @@ class Products:
         if self.inputs.shape[1] > 1:
             self._formed = Formed(self.form())
             return self._formed.powers(norm, exact=exact)
-        inputs = powers(self.inputs[:, 0], norm, exact=exact) + self.biased
-        return [powers(self.deltas[:, 0], norm, exact=exact) * inputs]
+        known = None if exact else self.input_powers
+        inputs = powers(self.inputs[:, 0], norm, exact=exact) if known is None else known
+        return [powers(self.deltas[:, 0], norm, exact=exact) * (inputs + self.biased)]
 
     @property
     def _is_slender(self) -> bool:

@@ -37,10 +37,10 @@ from dpfl.orders import Full, Poisson, Question, RecordClip
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams, device_generator, layer_randomness
 
-# On the CPU a chunk of several clients holds at most this many numbers (16 MiB of float32), which a core keeps near. A
-# client that is larger comes alone, with so many of its records at a time. A GPU is given an eighth of its memory.
-_CPU_CHUNK = 2**22
-_CPU_BLOCK = 2**26
+# On the CPU a chunk holds at most this many numbers (32 MiB of float32): a core keeps most of them near, and the
+# allocator keeps their memory for the next. A client that is larger comes alone, with so many of its records at a time.
+# A GPU is given an eighth of its memory.
+_CPU_CHUNK = 2**23
 _TINY = 2**18
 _GPU_SHARE = 8
 _GPU_GRAPH = 2**28  # numbers below which a step is so short that launching its kernels takes longer than they do
@@ -118,7 +118,8 @@ class StackedClients:
         for part, healthy in self._spread(work, chunks):  # which hold until the next are made
             total = part.clone() if total is None else total + part
             health = healthy.clone() if health is None else health + healthy
-        assert total is not None and health is not None
+        assert total is not None
+        assert health is not None
         return total, health
 
     def _late_noise(
@@ -197,7 +198,7 @@ class StackedClients:
 
     def _steps(self, layers: Layered, chunk: Chunk, careful: bool) -> LocalSteps:
         moments = self._moments if self._by_moments(chunk) else None
-        rows = max(1, max(self._room, _CPU_BLOCK) // self._numbers_a_record(chunk))
+        rows = max(1, self._room // self._numbers_a_record(chunk))
         return LocalSteps(layers, self._pool, moments, rows, careful)
 
     def _always(self, chunk: Chunk) -> Callable[[], Batch]:

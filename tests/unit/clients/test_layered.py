@@ -936,3 +936,50 @@ def test_a_penalty_makes_each_record_hold_a_whole_gradient() -> None:
     assert plain is not None
     assert penalised is not None
     assert penalised.footprint(formed=False) >= plain.footprint(formed=False) + plain.model.dim
+
+
+# Records whose norms are known.
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+class Turned(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mT.flatten(1)
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize(
+    ("before", "shape", "seen"),
+    [
+        (nn.Identity(), (6,), True),
+        (nn.Flatten(), (2, 3), True),  # the same numbers in the same places
+        (Doubled(), (6,), False),
+        (Turned(), (2, 3), False),
+        (nn.Linear(6, 6), (6,), True),  # here it is the first of two that sees them
+        (nn.LayerNorm(6), (6,), False),
+    ],
+)
+def test_known_norms_serve_the_layer_that_sees_the_records(
+    norm: Norm, before: nn.Module, shape: tuple[int, ...], seen: bool
+) -> None:
+    model, data = classifier(before, nn.Linear(6, CLASSES)), shaped(*shape)
+    twin, asked = Layered(model), []
+    bound = (torch.full((12,), 0.7, dtype=torch.float64), norm)
+
+    def known() -> Tensor:
+        asked.append(None)
+        return data.x.flatten(1).abs().pow(norm).sum(dim=1)
+
+    ours = twin.sums(model.weights(), data.x, data.y, None, bound, 1, powers=known)
+    theirs = twin.sums(model.weights(), data.x, data.y, None, bound, 1)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert bool(asked) == seen
+    if seen:  # a wrong norm would be seen
+        wrong = twin.sums(model.weights(), data.x, data.y, None, bound, 1, powers=lambda: 100 * known())
+        assert wrong.norm() < 0.8 * theirs.norm()
+    careful = twin.sums(model.weights(), data.x, data.y, None, bound, 1, powers=lambda: 100 * known(), careful=True)
+    torch.testing.assert_close(careful, theirs, rtol=1e-5, atol=1e-6)  # who is careful measures again

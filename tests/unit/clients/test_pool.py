@@ -95,3 +95,13 @@ def test_tokens_are_pooled_too() -> None:
     assert words.take(rows).x.tolist() == [[3, 4], [0, 0], [1, 1], [1, 1]]
     assert real is not None
     assert real.tolist() == [1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 2**14])
+def test_records_are_measured_once(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpfl.clients.pool._AT_ONCE", at_once)
+    whole = Pool([client(1.0, -2.0), client(3.0)])
+    assert whole.powers(1, slice(0, 4)).tolist() == [1, 2, 3, 0]
+    assert whole.powers(2, torch.tensor([2, 0])).tolist() == [9, 1]
+    whole.x += 1  # records stay as they are; if they did not, it would not be noticed
+    assert whole.powers(2, torch.tensor([2, 0])).tolist() == [9, 1]

@@ -73,6 +73,17 @@ def charge_to_the_end(ledger: Ledger, *orders: Order) -> int:
     raise AssertionError
 
 
+# Receipts.
+
+
+def test_clients_with_one_order_and_size_share_a_receipt() -> None:
+    ledger = Ledger(promise(GRANTED, GRANTED, GRANTED), (10, 10, 30))
+    one = order(0.2)
+    paid = ledger.charge({0: one, 1: one, 2: one})
+    assert paid == {0: Charged(one, 10), 1: Charged(one, 10), 2: Charged(one, 30)}
+    assert paid[0] is paid[1]
+
+
 # What a plain order costs.
 
 
