@@ -21,6 +21,8 @@ from dpfl.orders import Gaussian, Poisson
 from dpfl.privacy.mechanisms import Law, draw, draw_on_device
 from dpfl.streams import Streams
 
+_AT_ONCE = 2**24  # numbers that are drawn on a GPU at a time
+
 
 class Draws(Protocol):
     """The randomness of a chunk's clients in one round."""
@@ -80,6 +82,8 @@ class OnDevice:
         self.facts = torch.zeros(0)  # size, start and sampling rate of each client
         self.cut = torch.zeros((), dtype=torch.bool)  # whether a batch did not fit
         self.longest = self.room = 0
+        self._steps = self._left = chunk.order.steps
+        self._drawn: list[Batch] = []
         if isinstance(chunk.order.batch, Poisson):
             sizes = [pool.sizes[client] for client in chunk.clients]
             starts = [pool.starts[client] for client in chunk.clients]
@@ -90,22 +94,33 @@ class OnDevice:
     def begin(self, facts: Tensor) -> None:
         """Draw for clients of these sizes, starts and sampling rates, which are on the device now."""
         self.facts, self.cut = facts, torch.zeros_like(self.cut, device=facts.device)
+        self._left, self._drawn = self._steps, []
 
     def batch(self) -> Batch:
+        """Choose each client's records, for as many steps at once as there is room for."""
+        if not self._drawn:
+            several = max(1, min(self._left, _AT_ONCE // (self._clients * self.longest)))
+            self._drawn, self._left = self._draw(several), self._left - several
+        return self._drawn.pop()
+
+    def _draw(self, steps: int) -> list[Batch]:
         """Choose the records whose uniform number is below the rate, and put them side by side.
 
         Where there is no room for all of a client's, the batch is noted as cut, and must be drawn again with room.
         """
         sizes, starts, rates = self.facts[:, :, None]
-        uniform = torch.rand(self._clients, self.longest, dtype=torch.float64, device=sizes.device, generator=self._rng)
+        shape = (steps, self._clients, self.longest)
+        uniform = torch.rand(shape, dtype=torch.float64, device=sizes.device, generator=self._rng)
         each = torch.arange(self.longest, device=sizes.device)
         chosen = (uniform < rates) & (each < sizes)
-        place = chosen.cumsum(dim=1)  # of each chosen record in its batch, counted from one
-        self.cut = self.cut | (place[:, -1] > self.room).any()
+        place = chosen.cumsum(dim=2)  # of each chosen record in its batch, counted from one
+        self.cut = self.cut | (place[:, :, -1] > self.room).any()
         place = torch.where(chosen, place, 0).clamp(max=self.room)
-        rows = torch.full((self._clients, self.room + 1), self._pool.gap, device=sizes.device)
-        rows = rows.scatter(1, place, each + starts.long())[:, 1:].flatten()  # what was not chosen went to place 0
-        return Batch(rows, (rows != self._pool.gap).to(self._pool.x.dtype))
+        rows = torch.full((steps, self._clients, self.room + 1), self._pool.gap, device=sizes.device)
+        found = (each + starts.long()).expand(shape)
+        rows = rows.scatter(2, place, found)[:, :, 1:].flatten(1)  # what was not chosen went to place 0
+        real = (rows != self._pool.gap).to(self._pool.x.dtype)
+        return [Batch(*one) for one in zip(rows, real, strict=True)]
 
     def noise(self) -> Tensor:
         """Draw the noise of all."""

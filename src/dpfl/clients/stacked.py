@@ -11,10 +11,8 @@ client's loop.
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
-from queue import SimpleQueue
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dpfl.clients.chunks import Chunk, Numbers, by_kind
+from dpfl.clients.cores import Cores, one_core
 from dpfl.clients.draws import EachClient, OnDevice, OneStream, draw_sum, room_for
 from dpfl.clients.graphs import Graphs
 from dpfl.clients.layered import Layered
@@ -37,10 +36,11 @@ from dpfl.orders import Full, Poisson, Question, RecordClip
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams, device_generator, layer_randomness
 
-# On the CPU a chunk holds at most this many numbers (32 MiB of float32): a core keeps most of them near, and the
-# allocator keeps their memory for the next. A client that is larger comes alone, with so many of its records at a time.
-# A GPU is given an eighth of its memory.
-_CPU_CHUNK = 2**23
+# On the CPU a chunk of several clients holds at most this many numbers (16 MiB of float32), which a core keeps near. A
+# client that is larger comes alone, with at most twice so many at a time: beyond that the allocator would give their
+# memory back after each step, and ask for it again. A GPU is given an eighth of its memory.
+_CPU_CHUNK = 2**22
+_CPU_BLOCK = 2**23
 _TINY = 2**18
 _GPU_SHARE = 8
 _GPU_GRAPH = 2**28  # numbers below which a step is so short that launching its kernels takes longer than they do
@@ -198,7 +198,7 @@ class StackedClients:
 
     def _steps(self, layers: Layered, chunk: Chunk, careful: bool) -> LocalSteps:
         moments = self._moments if self._by_moments(chunk) else None
-        rows = max(1, self._room // self._numbers_a_record(chunk))
+        rows = max(1, max(self._room, _CPU_BLOCK) // self._numbers_a_record(chunk))
         return LocalSteps(layers, self._pool, moments, rows, careful)
 
     def _always(self, chunk: Chunk) -> Callable[[], Batch]:
@@ -220,23 +220,11 @@ class StackedClients:
     def _spread(self, work: Callable[[Layered, Chunk], T], chunks: Sequence[Chunk]) -> Iterator[T]:
         """Do the work of all chunks, each on a core of its own where there are several; results are in their order."""
         assert self._layers is not None
-        cores = torch.get_num_threads()
-        if self._rng is not None or cores == 1 or len(chunks) == 1 or self._layers.random:
-            with _one_core() if self._rng is None and self._is_tiny(chunks) else nullcontext():
-                yield from (work(self._layers, chunk) for chunk in chunks)
+        if self._rng is None and torch.get_num_threads() > 1 and len(chunks) > 1 and not self._layers.random:
+            yield from self._cores.spread(work, chunks)
             return
-
-        twins, executor = self._twins, self._executor  # made while torch still counts all cores
-
-        def with_a_twin(chunk: Chunk) -> T:
-            twin = twins.get()
-            try:
-                return work(twin, chunk)
-            finally:
-                twins.put(twin)
-
-        with _one_core():  # whoever takes the results shall not wake cores that are at work
-            yield from executor.map(with_a_twin, chunks)
+        with one_core() if self._rng is None and self._is_tiny(chunks) else nullcontext():
+            yield from (work(self._layers, chunk) for chunk in chunks)
 
     def repeat(
         self,
@@ -267,7 +255,7 @@ class StackedClients:
             batch = draws.batch if isinstance(chunk.order.batch, Poisson) else self._always(whole)
             starts = broadcasts.repeat(len(chunk.clients), 1)
             steps = self._steps(self._layers, chunk, False)
-            with _one_core() if self._rng is None and self._is_tiny([whole]) else nullcontext():
+            with one_core() if self._rng is None and self._is_tiny([whole]) else nullcontext():
                 updates = steps.updates(chunk.order, numbers, starts, batch, draws.noise, late_noise=False)
                 total += (updates * numbers.weights).view(len(chunk.clients), len(charged), -1).sum(dim=0)
         if not _is_sound(kinds[0][0], total):
@@ -358,31 +346,12 @@ class StackedClients:
         return Moments(self.model, self._pool)
 
     @cached_property
-    def _executor(self) -> ThreadPoolExecutor:
-        """Return a thread for each core, on which torch uses one; they last, for they have caches of their own."""
-        return ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,))
-
-    @cached_property
-    def _twins(self) -> SimpleQueue[Layered]:
-        """Return as many twins of the model as there are cores: a twin knows one batch at a time."""
-        twins: SimpleQueue[Layered] = SimpleQueue()
-        for _ in range(torch.get_num_threads()):
-            twins.put(Layered(self.model))
-        return twins
+    def _cores(self) -> Cores:
+        return Cores(self.model)
 
 
 def _no_noise() -> Tensor:
     raise AssertionError("no noise is drawn while this order is performed")
-
-
-@contextmanager
-def _one_core() -> Iterator[None]:
-    cores = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(cores)
 
 
 def _health(chunk: Chunk, total: Tensor) -> Tensor:

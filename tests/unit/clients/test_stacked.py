@@ -274,14 +274,15 @@ def test_a_sampled_sum_is_right_on_average() -> None:
 # Memory and threads.
 
 
-@pytest.mark.parametrize("chunk", [1, 200, 600, 2000, 10**9])
-def test_memory_changes_nothing(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("chunk", "block"), [(1, 1), (1, 2**23), (600, 200), (2000, 1), (10**9, 10**9)])
+def test_memory_changes_nothing(chunk: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = mlp(), records()
     orders = [paid(mixed(order)) for order in (ORDERS["everything"], SAMPLED["noise on steps"])]
     whole = [rows(clients(model, data).perform(order, model.weights(), 1)) for order in orders]
     single = clients(model, data).perform(paid(ORDERS["records clipped"]), model.weights(), 1, apart=False)
     total = single.weighted_sum(WEIGHTS)
     monkeypatch.setattr(stacked, "_CPU_CHUNK", chunk)
+    monkeypatch.setattr(stacked, "_CPU_BLOCK", block)
     for order, expected in zip(orders, whole, strict=True):
         assert_close(rows(clients(model, data).perform(order, model.weights(), 1)), expected)
     again = clients(model, data).perform(paid(ORDERS["records clipped"]), model.weights(), 1, apart=False)
@@ -486,7 +487,7 @@ def test_dropout_is_the_same_on_one_thread_and_on_two(monkeypatch: pytest.Monkey
         raise AssertionError("random layers must stay on one thread")
 
     monkeypatch.setattr(stacked, "_CPU_CHUNK", 1)
-    monkeypatch.setattr(stacked, "ThreadPoolExecutor", no_threads)
+    monkeypatch.setattr(stacked, "Cores", no_threads)
     model, data = dropping(), records()
     found = []
     for threads in (1, 2):
