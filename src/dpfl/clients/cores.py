@@ -4,6 +4,7 @@ Two cores that share each product of a large batch wait for each other at every 
 do not. And work that takes microseconds is done before another core has heard of it.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -43,8 +44,19 @@ class Cores:
             finally:
                 self._twins.put(twin)
 
-        with one_core():  # whoever takes the results shall not wake cores that are at work
+        with one_core(), _quick_turns():  # whoever takes the results shall not wake cores that are at work
             yield from self._executor.map(with_a_twin, work)
+
+
+@contextmanager
+def _quick_turns() -> Iterator[None]:
+    """Let threads hand the interpreter over ten times as quickly: each needs it for a moment between two products."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(before / 10)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 @contextmanager

@@ -76,6 +76,24 @@ def test_replays_draw_anew_in_every_round_and_again_with_the_same_seed() -> None
     assert all(not torch.allclose(a, b, atol=1e-3) for a, b in pairwise(first))
 
 
+def test_a_replay_draws_what_would_have_been_drawn_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, records = problem("ali-cnn")
+    order = Order(steps=4, learning_rate=0.5, batch=Poisson(0.5), clip=RecordClip(1.0), noise=Gaussian(0.1),
+                  noise_on="step")  # fmt: skip
+    weights = dict.fromkeys(range(4), 0.25)
+
+    def rounds() -> list[torch.Tensor]:
+        stacked = StackedClients(model, records, Streams(5), ways=ways(model, records[1]))
+        return [stacked.perform(paid(order), model.weights(), i, apart=False).weighted_sum(weights) for i in range(5)]
+
+    with products("float32"):
+        replayed = rounds()
+        monkeypatch.setattr("dpfl.clients.stacked._GPU_GRAPH", 0)
+        eager = rounds()
+    for ours, theirs in zip(replayed, eager, strict=True):
+        assert torch.linalg.vector_norm(ours - theirs) <= 1e-4 * torch.linalg.vector_norm(theirs)
+
+
 def test_a_batch_that_did_not_fit_is_drawn_again_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     model, records = problem("mlp")
     order = Order(steps=2, learning_rate=0.5, batch=Poisson(0.7), clip=ClientClip(1.0))
