@@ -130,8 +130,8 @@ class LocalSteps:
             bound = numbers.clip_norms.expand(-1, count // clients).flatten(), order.clip.norm
             powers = partial(self.pool.powers, order.clip.norm, batch.rows)
         shared = weights[0] if weights.ndim == 2 and len(weights) == 1 else weights
-        if shared.ndim == 1 and sums > 1 and bound is not None and shared.is_cuda:
-            shared = shared.expand(clients, -1)  # patches are formed to be measured: a GPU multiplies them at once
+        if shared.ndim == 1 and sums > 1 and shared.is_cuda:
+            shared = shared.expand(clients, -1)  # with sums apart, batched products are the faster ones from the start
         if sums > 1 or count <= self.rows:
             x, y = records.x, records.y
             return self.layers.sums(shared, x, y, counts, bound, sums, powers=powers, careful=self.careful)

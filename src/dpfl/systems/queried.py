@@ -141,5 +141,5 @@ class QueriedSystem(PrivateSystem[QueriedState]):
 
     def weights(self, state: QueriedState, answered: Sequence[int]) -> dict[int, float]:
         """Weigh an update by (N/K)·n_i/n, with K clients that answered: unbiased, though the sum is not always 1."""
-        sizes, total = state.problem.sizes, sum(state.problem.sizes)
+        sizes, total = state.problem.sizes, state.problem.total
         return {client: len(sizes) / len(answered) * sizes[client] / total for client in answered}

@@ -8,6 +8,7 @@ here; a system's own file holds what is special about it.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar, Generic, Literal, TypeVar, cast
 
 from torch import Tensor
@@ -27,6 +28,11 @@ class Problem:
     sizes: tuple[int, ...]  # records of each client
     dim: int  # model parameters
     schedule: Schedule  # who takes part in which round
+
+    @cached_property
+    def total(self) -> int:
+        """Return the records of all clients, added up once: a round should not look at those who sit it out."""
+        return sum(self.sizes)
 
 
 @dataclass(frozen=True, kw_only=True)

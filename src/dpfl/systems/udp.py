@@ -107,8 +107,7 @@ class UDP(PrivateSystem[UDPState]):
     def _watched(self, problem: Problem, feedback: Feedback) -> float:
         """Return V(w): on clients' data in the paper, on public data where the promise is to be true."""
         if "loss" in feedback.answers:
-            total = sum(problem.sizes)
-            return math.fsum(problem.sizes[i] / total * loss for i, loss in feedback.answers["loss"].items())
+            return math.fsum(problem.sizes[i] / problem.total * loss for i, loss in feedback.answers["loss"].items())
         if feedback.validation_loss is None:
             raise BadInput(
                 "validation_share must be above 0 for CRD in tight calibration, was 0: it watches the loss, and on"
