@@ -15,6 +15,7 @@ from dpfl.orders import Norm
 
 _PIECE = 1024
 _SLENDER = 4096
+_TINY = 1e-35  # more than what single precision loses below its smallest number
 
 
 class RecordGradients(Protocol):
@@ -79,7 +80,8 @@ class Products:
             return self._formed.powers(norm, exact=exact)
         known = None if exact else self.input_powers
         inputs = powers(self.inputs[:, 0], norm, exact=exact) if known is None else known
-        return [powers(self.deltas[:, 0], norm, exact=exact) * (inputs + self.biased)]
+        product = powers(self.deltas[:, 0], norm, exact=exact) * (inputs + self.biased)
+        return [product if exact else product + _TINY]  # in single precision a product of two tiny ones may vanish
 
     @property
     def _is_slender(self) -> bool:
@@ -150,14 +152,14 @@ def powers(rows: Tensor, norm: Norm, *, exact: bool) -> Tensor:
 
     Squares in single precision overflow or vanish where numbers are huge or tiny, and a huge input times a tiny
     derivative is a gradient like any other. So Σx² is exact only on demand: else it is infinite above 1e38, which
-    nobody will take for a norm, and 1e-35 too large, which makes a gradient longer than it is and never shorter.
+    nobody will take for a norm, and a tiny bit too large, which makes a gradient longer than it is and never shorter.
     """
     if exact:
         doubled = rows.double()
         return doubled.abs().sum(dim=1) if norm == 1 else doubled.square().sum(dim=1)
     if norm == 1:
         return rows.abs().sum(dim=1)
-    return _squares(rows).add_(1e-35)
+    return _squares(rows).add_(_TINY)
 
 
 def _squares(rows: Tensor) -> Tensor:

@@ -129,6 +129,17 @@ def test_powers_are_those_of_the_formed_gradients(name: str, norm: Norm, exact: 
     torch.testing.assert_close(total(one.powers(norm, exact=exact)), expected, rtol=1e-12, atol=1e-30)
 
 
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_product_of_tiny_numbers_is_never_shorter_than_it_is(norm: Norm, biased: bool) -> None:
+    sizes = torch.tensor([1e-8, 1e-12, 1e-18, 1e-25, 1e-30, 1e-40])
+    inputs, deltas = torch.cartesian_prod(sizes, sizes).T[:, :, None, None]
+    one = Products(inputs, deltas, biased=biased)
+    exact, found = (total(one.powers(norm, exact=exact)).double() for exact in (True, False))
+    assert (found >= exact * (1 - 1e-6)).all()
+    assert (found <= exact * (1 + 1e-6) + 1e-34).all()
+
+
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("clients", [1, 2, 3, 6])
 @pytest.mark.parametrize("measured", [True, False])
