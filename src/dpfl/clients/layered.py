@@ -151,7 +151,7 @@ class Layered:
             }
             for one, _ in seen:
                 part = parts[one.name]
-                if powers is not None and one.of_records and isinstance(part, Products):
+                if powers is not None and one.of_records and isinstance(part, Products) and part.inputs.shape[1] == 1:
                     part.input_powers = powers()
             return self._with_ridge(parts, weights, len(x)) if self.model.ridge else parts
 
