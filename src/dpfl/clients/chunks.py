@@ -114,9 +114,11 @@ def by_kind(charged: Mapping[int, Charged]) -> list[Chunk]:
     clients, paid = list(charged), list(charged.values())
     if paid and all(map(is_, paid, repeat(paid[0]))):  # many clients often share one receipt
         return [Chunk(clients, paid, alike=True)]
-    kinds = {id(one): _kind(one.order) for one in dict(zip(map(id, paid), paid, strict=True)).values()}
+    receipts = {id(one): one for one in paid}
+    kinds = {number: _kind(one.order) for number, one in receipts.items()}
     if len(set(kinds.values())) == 1:
-        return [Chunk(clients, paid, alike=len({(id(one.order), one.records) for one in paid}) == 1)]
+        distinct = {(id(one.order), one.records) for one in receipts.values()}
+        return [Chunk(clients, paid, alike=len(distinct) == 1)]
     members: dict[tuple[object, ...], list[int]] = {}
     for i, one in enumerate(paid):
         members.setdefault(kinds[id(one)], []).append(i)

@@ -61,37 +61,33 @@ def test_sums_are_those_of_the_reference_client(name: str, kind: str) -> None:
             assert torch.linalg.vector_norm(apart[client] - update) <= 1e-3 * torch.linalg.vector_norm(update)
 
 
+NOISY = Order(
+    steps=4, learning_rate=0.5, batch=Poisson(0.5), clip=RecordClip(1.0), noise=Gaussian(0.3), noise_on="step"
+)
+
+
+def rounds(name: str) -> list[torch.Tensor]:
+    """Return the sums of six noisy rounds: the first eager, the second recorded, the others replayed."""
+    model, records = problem(name)
+    stacked, weights = (
+        StackedClients(model, records, Streams(5), ways=ways(model, records[1])),
+        dict.fromkeys(range(4), 0.25),
+    )
+    with products("float32"):
+        return [stacked.perform(paid(NOISY), model.weights(), i, apart=False).weighted_sum(weights) for i in range(6)]
+
+
 def test_replays_draw_anew_in_every_round_and_again_with_the_same_seed() -> None:
-    model, records = problem("mlp")
-    order = Order(steps=2, learning_rate=0.5, batch=Poisson(0.5), clip=RecordClip(1.0), noise=Gaussian(1.0),
-                  noise_on="step")  # fmt: skip
-    weights = dict.fromkeys(range(4), 0.25)
-
-    def rounds() -> list[torch.Tensor]:
-        stacked = StackedClients(model, records, Streams(5), ways=ways(model, records[1]))
-        return [stacked.perform(paid(order), model.weights(), i, apart=False).weighted_sum(weights) for i in range(6)]
-
-    first, again = rounds(), rounds()
+    first, again = rounds("mlp"), rounds("mlp")
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(first, again, strict=True))
     assert all(not torch.allclose(a, b, atol=1e-3) for a, b in pairwise(first))
 
 
 def test_a_replay_draws_what_would_have_been_drawn_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, records = problem("ali-cnn")
-    order = Order(steps=4, learning_rate=0.5, batch=Poisson(0.5), clip=RecordClip(1.0), noise=Gaussian(0.1),
-                  noise_on="step")  # fmt: skip
-    weights = dict.fromkeys(range(4), 0.25)
-
-    def rounds() -> list[torch.Tensor]:
-        stacked = StackedClients(model, records, Streams(5), ways=ways(model, records[1]))
-        return [stacked.perform(paid(order), model.weights(), i, apart=False).weighted_sum(weights) for i in range(5)]
-
-    with products("float32"):
-        replayed = rounds()
-        monkeypatch.setattr("dpfl.clients.stacked._GPU_GRAPH", 0)
-        eager = rounds()
-    for ours, theirs in zip(replayed, eager, strict=True):
-        assert torch.linalg.vector_norm(ours - theirs) <= 1e-4 * torch.linalg.vector_norm(theirs)
+    replayed = rounds("ali-cnn")
+    monkeypatch.setattr("dpfl.clients.stacked._GPU_GRAPH", 0)
+    for ours, eager in zip(replayed, rounds("ali-cnn"), strict=True):
+        assert torch.linalg.vector_norm(ours - eager) <= 1e-4 * torch.linalg.vector_norm(eager)
 
 
 def test_a_batch_that_did_not_fit_is_drawn_again_whole(monkeypatch: pytest.MonkeyPatch) -> None:
