@@ -82,7 +82,7 @@ class StackedClients:
         chunks = self._chunks(by_kind(charged))
         train = partial(self._updates, broadcast, round)
         updates = list(self._spread(partial(train, careful=False), chunks))
-        if not all(_is_sound(chunk, update) for chunk, update in zip(chunks, updates, strict=True)):
+        if not all(math.isfinite(_health(chunk, update)) for chunk, update in zip(chunks, updates, strict=True)):
             updates = list(self._spread(partial(train, careful=True), chunks))
         pairs = zip(chunks, updates, strict=True)
         found = {client: update for chunk, rows in pairs for client, update in zip(chunk.clients, rows, strict=True)}
@@ -258,7 +258,7 @@ class StackedClients:
             with one_core() if self._rng is None and self._is_tiny([whole]) else nullcontext():
                 updates = steps.updates(chunk.order, numbers, starts, batch, draws.noise, late_noise=False)
                 total += (updates * numbers.weights).view(len(chunk.clients), len(charged), -1).sum(dim=0)
-        if not _is_sound(kinds[0][0], total):
+        if not math.isfinite(_health(kinds[0][0], total)):
             return self._one_by_one(charged, weights, broadcasts, streams, round)
         if has_late_noise(kinds[0][0].order):
             for i, (kind, mine, stream) in enumerate(zip(kinds, weights, streams, strict=True)):
@@ -357,8 +357,3 @@ def _no_noise() -> Tensor:
 def _health(chunk: Chunk, total: Tensor) -> Tensor:
     """Return a number that is not finite if the norm of a record could not be told, and with it the sum."""
     return total.sum() if isinstance(chunk.order.clip, RecordClip) else total.new_zeros(())
-
-
-def _is_sound(kind: Chunk, result: Tensor) -> bool:
-    """Tell whether every record's norm could be told; where not, the sum of clipped gradients is not finite."""
-    return not isinstance(kind.order.clip, RecordClip) or bool(torch.isfinite(result).all())
