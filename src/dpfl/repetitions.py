@@ -18,15 +18,24 @@ from torch import nn
 from dpfl.clients.stacked import StackedClients
 from dpfl.clients.ways import ways
 from dpfl.errors import BadInput, require_count
-from dpfl.federation import Federation, Schedule
-from dpfl.models import Loss
+from dpfl.federation import Federation, Records, Schedule
+from dpfl.models import Loss, Model
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.mechanisms import add_noise
-from dpfl.server.evaluation import evaluate
+from dpfl.server.evaluation import Score, evaluate
 from dpfl.streams import Streams, layer_randomness
 from dpfl.systems import Feedback, Problem, State, System
 from dpfl.training import as_device, as_model
+
+
+@dataclass(frozen=True)
+class Look:
+    """How good the models of all repetitions were after a round, on the test split."""
+
+    round: int
+    losses: list[float]
+    accuracies: list[float] | None  # None for regression
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,8 @@ class Repetitions:
     epsilon: float | tuple[float, ...] | None  # as asked for; None without privacy
     losses: list[float]  # on the test split, of each repetition
     accuracies: list[float] | None  # likewise; None for regression
+    validation_losses: list[float] | None  # on the public split; None where there is none
+    history: list[Look]  # along the way, as often as was asked for, and at the end
     certificate: Certificate  # of each
     seconds: float  # for all trainings of all budgets
 
@@ -60,11 +71,13 @@ def repeat(
     loss: Loss | None = None,
     seed: int | None = None,
     device: str = "cpu",
+    evaluate_every: int | None = None,
 ) -> list[Repetitions]:
     """Train many times over the same clients, and return what came of it for each budget.
 
     epsilons: budgets to train with; the system's own if left out.
     seed: repeats everything bit for bit, noise included; None draws from the operating system.
+    evaluate_every: rounds between looks at the test split; None for one look, after the last.
 
     Raises BadInput for a system that watches its training: its repetitions would go different ways.
     """
@@ -90,34 +103,47 @@ def repeat(
 
     started = time.perf_counter()
     starts = torch.stack([one.weights().to(target) for one in learners])
-    trainings = [_Training(one, federation, shared, starts, seeded=seed is not None) for one in systems]
-    streams = [one for _ in systems for one in own] if len(systems) == 1 else [
-        Streams(one.generator("budget", round=i).integers(2**62).item()) for i in range(len(systems)) for one in own
-    ]  # fmt: skip
-    for round in range(1, system.rounds + 1):
-        paid = [one.charge() for one in trainings]
-        weights = [one.weights(mine) for one, mine in zip(trainings, paid, strict=True)]
+    trainings = []
+    for place, budgeted in enumerate(systems):
+        apart = [Streams(mine.generator("budget", round=place).integers(2**62).item()) for mine in own]
+        streams = own if len(systems) == 1 else apart
+        trainings.append(_Training(budgeted, federation, shared, starts, streams, seeded=seed is not None))
+    validation, test = federation.validation.to(target), federation.test.to(target)
+    while going := [one for one in trainings if one.state.round < one.state.rounds]:
+        paid = [one.charge() for one in going]
+        weights = [one.weights(mine) for one, mine in zip(going, paid, strict=True)]
         moved = clients.repeat(
             [mine for mine in paid for _ in own],
             [mine for mine in weights for _ in own],
-            torch.cat([one.models for one in trainings]),
-            streams,
-            round,
-        ).view(len(trainings), repetitions, -1)
-        for place, (one, mine) in enumerate(zip(trainings, weights, strict=True)):
-            one.move(moved[place], mine, streams[place * repetitions : (place + 1) * repetitions])
+            torch.cat([one.models for one in going]),
+            [mine for one in going for mine in one.streams],
+            going[0].state.round + 1,
+        ).view(len(going), repetitions, -1)
+        for one, mine, sums in zip(going, weights, moved, strict=True):
+            one.move(sums, mine)
+            at = one.state.round
+            if at == one.state.rounds or (evaluate_every is not None and at % evaluate_every == 0):
+                one.look(learner, test)
     seconds = time.perf_counter() - started
-    return [one.finish(learner, federation.test.to(target), seconds) for one in trainings]
+    return [one.finish(learner, validation, seconds) for one in trainings]
 
 
 class _Training:
     """All repetitions with one budget: one ledger, one state of the system, and a model each."""
 
     def __init__(
-        self, system: System[Any], federation: Federation, streams: Streams, starts: torch.Tensor, *, seeded: bool
+        self,
+        system: System[Any],
+        federation: Federation,
+        shared: Streams,
+        starts: torch.Tensor,
+        streams: Sequence[Streams],
+        *,
+        seeded: bool,
     ) -> None:
-        self.system, self.models = system, starts
-        schedule = Schedule(system.cohorts(len(federation.clients)), streams)
+        self.system, self.models, self.streams = system, starts, streams
+        self.history: list[Look] = []
+        schedule = Schedule(system.cohorts(len(federation.clients)), shared)
         problem = Problem(federation.sizes, starts.shape[1], schedule)
         self.state: State = system.begin(problem, starts[0], Feedback())
         promise = system.promise(federation.sizes)
@@ -131,27 +157,36 @@ class _Training:
         """Return how much each update counts."""
         return self.system.weights(self.state, sorted(paid))
 
-    def move(self, sums: torch.Tensor, weights: dict[int, float], streams: Sequence[Streams]) -> None:
+    def move(self, sums: torch.Tensor, weights: dict[int, float]) -> None:
         """Move all models, and let the system go on to the next round."""
         round = self.state.round + 1
         self.models = self.models + sums
         downlink = self.system.downlink(self.state, sorted(weights))
         if downlink is not None:
             noised = [add_noise(one, downlink, mine.generator("downlink", round=round))
-                      for one, mine in zip(self.models, streams, strict=True)]  # fmt: skip
+                      for one, mine in zip(self.models, self.streams, strict=True)]  # fmt: skip
             self.models = torch.stack(noised)
         self.ledger.broadcast(weights, noise_std=downlink.std if downlink else 0.0)
         after = replace(self.state, model=self.models[0], round=round)
         self.state = self.system.adapt(after, Feedback(uploads=dict.fromkeys(weights, sums[0])))
 
-    def finish(self, learner: Any, test: Any, seconds: float) -> Repetitions:
-        """Score all models."""
-        scores = [score for one in self.models if (score := evaluate(learner, one, test)) is not None]
+    def look(self, learner: Model, test: Records) -> None:
+        """Score all models on the test split."""
+        scores = self._scores(learner, test)
+        rates = [score.accuracy for score in scores if score.accuracy is not None]
+        self.history.append(Look(self.state.round, [score.loss for score in scores], rates or None))
+
+    def finish(self, learner: Model, validation: Records, seconds: float) -> Repetitions:
+        """Close the books and say what came of it."""
+        last = self.history[-1]
+        public = [score.loss for score in self._scores(learner, validation)]
         certificate = certify(self.ledger.books, self.ledger.run)
         self.ledger.books.close()
-        rates = [score.accuracy for score in scores if score.accuracy is not None]
         budget = getattr(self.system, "epsilon", None)
-        return Repetitions(budget, [score.loss for score in scores], rates or None, certificate, seconds)
+        return Repetitions(budget, last.losses, last.accuracies, public or None, self.history, certificate, seconds)
+
+    def _scores(self, learner: Model, records: Records) -> list[Score]:
+        return [score for one in self.models if (score := evaluate(learner, one, records)) is not None]
 
 
 def _with_epsilon(system: System[Any], epsilon: float) -> System[Any]:

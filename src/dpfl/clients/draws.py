@@ -138,14 +138,17 @@ def draw_sum(
 ) -> Tensor:
     """Draw Σ_i sizes[i]·noise_i, [dim]: if it is Gaussian in one draw, else in as many as there are."""
 
-    def one() -> Tensor:
+    def several(count: int) -> Tensor:
         if isinstance(rng, Generator):
-            return torch.from_numpy(draw(law, (dim,), rng))
-        return draw_on_device(law, (dim,), rng)
+            return torch.from_numpy(draw(law, (count, dim), rng))
+        return draw_on_device(law, (count, dim), rng)
 
     if law is Gaussian:
-        return one() * float(np.linalg.norm(sizes))
-    total = float(sizes[0]) * one()
-    for size in sizes[1:]:
-        total += float(size) * one()
-    return total
+        return several(1)[0] * float(np.linalg.norm(sizes))
+    first, *others = torch.split(torch.as_tensor(np.asarray(sizes)), max(1, _AT_ONCE // dim))
+
+    def weighted(some: Tensor) -> Tensor:
+        noise = several(len(some))
+        return some.to(noise) @ noise
+
+    return sum((weighted(some) for some in others), weighted(first))

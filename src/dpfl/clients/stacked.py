@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -239,17 +239,16 @@ class StackedClients:
         charged, weights, broadcasts [m, d], streams: of each training. Where their orders are of one kind all train as
         one cohort of m·k clients; else one training after the other.
         """
-        kinds = [by_kind(one) for one in charged]
+        kinds = _once(by_kind, charged)
         alike = all(len(one) == 1 and one[0].kind == kinds[0][0].kind for one in kinds)
         if self._layers is None or self._layers.random or not alike or len({tuple(one) for one in charged}) > 1:
             return self._one_by_one(charged, weights, broadcasts, streams, round)
         total = torch.zeros_like(broadcasts)
         for chunk in self._chunks(kinds[0], times=len(charged)):
-            members = [Chunk(chunk.clients, [one[client] for client in chunk.clients]) for one in charged]
+            clients = chunk.clients
+            members = _once(lambda one, its=clients: Chunk(its, [one[client] for client in its]), charged)
             whole = chunk.repeated(members)
-            table = torch.stack(
-                [one.table(broadcasts.dtype, mine) for one, mine in zip(members, weights, strict=True)], dim=1
-            )
+            table = torch.stack(_once(lambda one, mine: one.table(broadcasts.dtype, mine), members, weights), dim=1)
             numbers = Numbers.of(table.flatten(0, 1).to(broadcasts))
             draws = OneStream(streams[0], self._pool, whole, round, broadcasts.shape[1])
             batch = draws.batch if isinstance(chunk.order.batch, Poisson) else self._always(whole)
@@ -357,3 +356,13 @@ def _no_noise() -> Tensor:
 def _health(chunk: Chunk, total: Tensor) -> Tensor:
     """Return a number that is not finite if the norm of a record could not be told, and with it the sum."""
     return total.sum() if isinstance(chunk.order.clip, RecordClip) else total.new_zeros(())
+
+
+def _once(make: Callable[..., T], *columns: Sequence[Any]) -> list[T]:
+    """Call `make` for each row of the columns, once for rows of the very same objects: repetitions share theirs."""
+    made: dict[tuple[int, ...], T] = {}
+    for row in zip(*columns, strict=True):
+        what = tuple(map(id, row))
+        if what not in made:
+            made[what] = make(*row)
+    return [made[tuple(map(id, row))] for row in zip(*columns, strict=True)]

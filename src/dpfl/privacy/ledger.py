@@ -68,7 +68,7 @@ class Ledger:
 
         When this returns, the charges are on disk. Raises BudgetRefused when not one client of the cohort can pay.
         """
-        wanted = {client: self._release(client, order) for client, order in orders.items()}
+        wanted = self._releases(orders)
         able = {
             client: release for client, release in wanted.items() if release is None or self._affords(client, release)
         }
@@ -138,11 +138,19 @@ class Ledger:
         counted = {self._charges[client]: weight for client, weight in weights.items()}
         self.books.add_broadcast(self.run, self._round, counted, noise_std)
 
-    def _release(self, client: int, order: Order) -> Release | None:
+    def _releases(self, orders: Mapping[int, Order]) -> dict[int, Release | None]:
+        """Derive what each client would let out, once for all that share an order and a number of records."""
         if self.promise is None:
-            return None
+            return dict.fromkeys(orders)
         unit, neighbours = self.promise.unit, self.promise.neighbours
-        return release_of(order, self.sizes[client], unit=unit, neighbours=neighbours)
+        derived: dict[tuple[int, int], Release] = {}
+        releases: dict[int, Release | None] = {}
+        for client, order in orders.items():
+            what = id(order), self.sizes[client]
+            if what not in derived:
+                derived[what] = release_of(order, self.sizes[client], unit=unit, neighbours=neighbours)
+            releases[client] = derived[what]
+        return releases
 
     def _affords(self, client: int, release: Release) -> bool:
         if client not in self._filters:

@@ -124,7 +124,14 @@ class QueriedSystem(PrivateSystem[QueriedState]):
     def orders(self, state: QueriedState) -> dict[int, Order]:
         """Order the round's steps, with noise in proportion to their sensitivity."""
         plain = self.order(state.round, None)
-        return {client: self.order(state.round, self._noise(state, plain, client)) for client in state.cohort}
+        made: dict[tuple[int, float, Budget], Order] = {}  # clients that are alike share one
+        orders = {}
+        for client in state.cohort:
+            alike = state.problem.sizes[client], state.noise_multipliers[client], state.promise.budgets[client]
+            if alike not in made:
+                made[alike] = self.order(state.round, self._noise(state, plain, client))
+            orders[client] = made[alike]
+        return orders
 
     def _noise(self, state: QueriedState, plain: Order, client: int) -> Gaussian | Laplace:
         promise, sizes = state.promise, state.problem.sizes

@@ -1,0 +1,1 @@
+"""The papers' tables and figures as data (one TOML file each) and the runner that carries them out."""

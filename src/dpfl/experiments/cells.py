@@ -1,0 +1,210 @@
+"""One cell of an experiment: a config with all its repetitions, carried out; or a question to a planner.
+
+A system that orders the same in every repetition is trained as one program (`repeat`). One that watches its training,
+or repetitions that share the data out anew, are trained one after the other.
+"""
+
+import hashlib
+import json
+import math
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from dpfl import __version__
+from dpfl.config import Config, Settings
+from dpfl.errors import Caution
+from dpfl.federation import Federation
+from dpfl.planning import NUMBERS, Constants, Task, make
+from dpfl.privacy.certificate import Certificate
+from dpfl.repetitions import Repetitions, repeat
+from dpfl.training import Run, federation_of, train
+
+Record = dict[str, Any]  # what came of a cell, as plain data for JSON
+PLANNED = {"planned_rounds": "rounds", "planned_cohort": "cohort", "bound": "bound"}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a planner is asked for: the best rounds, the best cohort, or the bound at the numbers given."""
+
+    number: str
+    form: str
+    constants: tuple[tuple[str, float], ...]
+    max_rounds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A config without a seed, how often it is repeated and from which seed on."""
+
+    config: Config
+    repetitions: int
+    seed: int
+    fresh_data: bool = False  # whether each repetition shares the data out anew
+    evaluate_every: int | None = None  # rounds between looks at the test split; None for one, at the end
+    ask: Ask | None = None
+
+    @property
+    def key(self) -> str:
+        """Return a fingerprint of everything that the result depends on."""
+        settings = self.config.settings
+        anywhere = replace(settings, device="cpu", backend="stacked")  # neither decides what comes out
+        parts = [
+            __version__, replace(self.config, settings=anywhere).to_toml(), self.repetitions, self.seed,
+            self.fresh_data, self.evaluate_every, repr(self.ask),
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def perform(cell: Cell, device: str) -> Record:
+    """Carry a cell out and return what came of it."""
+    started = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Caution)  # what they say stands in the table: the true ε
+        if cell.ask is not None:
+            found = _planned(cell, cell.ask)
+        elif cell.fresh_data or cell.config.system.watches_training or cell.config.system.until_spent:
+            found = _one_by_one(cell, device)
+        else:
+            found = _together(cell, device)
+    return {
+        "key": cell.key,
+        **found,
+        "seconds": round(time.perf_counter() - started, 3),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _planned(cell: Cell, ask: Ask) -> Record:
+    settings = replace(cell.config.settings, seed=cell.seed)
+    kept = frozenset(NUMBERS) - {ask.number}
+    task = Task(Config(cell.config.system, settings), _federation(settings), kept, ask.max_rounds)
+    plan = make(task, form=ask.form, constants=Constants().overridden(dict(ask.constants)))
+    return {"answer": _short(getattr(plan.best, ask.number))}
+
+
+def _one_by_one(cell: Cell, device: str) -> Record:
+    runs = []
+    for seed in range(cell.seed, cell.seed + cell.repetitions):
+        data = replace(cell.config.settings, data_seed=seed if cell.fresh_data else cell.seed)
+        runs.append(
+            train(
+                cell.config.system, _federation(data), data.model, seed=seed, device=device, backend=data.backend,
+                evaluate_every=cell.evaluate_every or 10**9,
+            )
+        )  # fmt: skip
+    return {
+        "loss": _shorts(one.loss for one in runs),
+        "accuracy": _shorts(one.accuracy for one in runs),
+        "validation_loss": _shorts(one.history[-1]["validation_loss"] for one in runs),
+        "rounds": [one.rounds for one in runs],
+        "history": None if cell.evaluate_every is None else [_history(one) for one in runs],
+        "privacy": _privacy([one.certificate for one in runs]),
+    }
+
+
+def _together(cell: Cell, device: str) -> Record:
+    settings = replace(cell.config.settings, data_seed=cell.seed)
+    (found,) = repeat(
+        cell.config.system, _federation(settings), settings.model, repetitions=cell.repetitions, seed=cell.seed,
+        device=device, evaluate_every=cell.evaluate_every,
+    )  # fmt: skip
+    return {
+        "loss": _shorts(found.losses),
+        "accuracy": _shorts(found.accuracies or [None] * cell.repetitions),
+        "validation_loss": _shorts(found.validation_losses or [None] * cell.repetitions),
+        "rounds": [found.history[-1].round] * cell.repetitions,
+        "history": None if cell.evaluate_every is None else _histories(found),
+        "privacy": _privacy([found.certificate]),
+    }
+
+
+def _history(run: Run) -> Record:
+    seen = [line for line in run.history if line["loss"] is not None or line["accuracy"] is not None]
+    keys = ("round", "loss", "accuracy", "local_steps")
+    return {key: _shorts(line[key] for line in seen) for key in keys}
+
+
+def _histories(found: Repetitions) -> list[Record]:
+    return [
+        {
+            "round": [look.round for look in found.history],
+            "loss": _shorts(look.losses[place] for look in found.history),
+            "accuracy": _shorts(look.accuracies and look.accuracies[place] for look in found.history),
+        }
+        for place in range(len(found.losses))
+    ]
+
+
+def _privacy(certificates: Sequence[Certificate]) -> Record | None:
+    """Return what was promised and what was really spent against those it was promised to, in the worst repetition."""
+    first = certificates[0]
+    if first.claimed is None:
+        return None
+
+    def worst(read: Any) -> float | None:
+        spent = [read(one.observers[observer]) for one in certificates for observer in first.against]
+        return None if None in spent else _short(max(spent))
+
+    believed = [one.observers[observer].claimed_epsilon for one in certificates for observer in first.against]
+    return {
+        "unit": first.unit,
+        "neighbours": first.neighbours,
+        "against": list(first.against),
+        "calibration": first.calibration,
+        "claimed": first.claimed["epsilon"],
+        "delta": first.claimed["delta"],
+        "true": worst(lambda seen: seen.epsilon),
+        "with_papers_sensitivity": None if None in believed else _short(max(b for b in believed if b is not None)),
+        "server": None if (seen := first.observers["server"].epsilon) is None else _short(seen),
+        "uncounted": list(first.uncounted),
+    }
+
+
+def _federation(settings: Settings) -> Federation:
+    """Share the data out, or take what was shared out last: most cells of a table have the same clients."""
+    return _shared(replace(settings, model=None, evaluate_every=1, seed=None, ledger=None, device="cpu"), settings.seed)
+
+
+@lru_cache(maxsize=3)
+def _shared(settings: Settings, seed: int | None) -> Federation:
+    return federation_of(replace(settings, data_seed=seed if settings.data_seed is None else settings.data_seed))
+
+
+def _shorts(values: Any) -> list[Any]:
+    return [_short(value) for value in values]
+
+
+def _short(value: Any) -> Any:
+    """Return a number with the digits that matter, and None for what is no finite number."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.7g}") if math.isfinite(value) else None
+
+
+def restored(record: Mapping[str, Any], measure: str, at_round: int | None) -> list[float] | None:
+    """Return what a measure was in each repetition; a loss that is no number is infinite. None: not measured."""
+    if measure in PLANNED:
+        return None if record["answer"] is None else [float(record["answer"])]
+    if at_round is None and measure != "local_steps":
+        found = record[measure]
+    else:
+        found = [_read_off(history, measure, at_round) for history in record["history"]]
+    if measure == "loss":
+        return [math.inf if value is None else value for value in found]
+    return None if None in found else [100 * value if measure == "accuracy" else float(value) for value in found]
+
+
+def _read_off(history: Mapping[str, Any], measure: str, at_round: int | None) -> float | None:
+    """Return the last value up to a round: a training that ended earlier stays where it ended."""
+    seen = [at for at, round in enumerate(history["round"]) if at_round is None or round <= at_round]
+    value: float | None = history[measure][seen[-1] if seen else 0]
+    return value

@@ -1,0 +1,209 @@
+"""A paper's claims as inequalities between places of a table, judged by the standard errors of what was measured.
+
+A claim names two places (rows or columns that it leaves out are gone through one by one), or a number, and says that
+the first is less than the second. It held where the difference is more than two standard errors, failed where it is
+that far on the other side, and is open in between.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Verdict = Literal["held", "open", "failed", "not at this scale"]
+_ERRORS = 2.0  # standard errors that a difference must exceed
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over repetitions (infinite where one diverged) and its standard error: 0 for a single value."""
+
+    mean: float
+    error: float = 0.0
+    values: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Estimate":
+        """Estimate the mean of what these repetitions are a sample of."""
+        count, mean = len(values), math.fsum(values) / len(values)
+        if count == 1 or not math.isfinite(mean):
+            return cls(mean, 0.0, tuple(values))
+        spread = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+        return cls(mean, math.sqrt(spread / count), tuple(values))
+
+
+@dataclass(frozen=True)
+class Place:
+    """One side of a claim; None stands for every row or column. A column may be "best" or "worst" of its row."""
+
+    row: str | None = None
+    column: str | None = None
+    number: float | None = None  # instead of a place
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, and the inequality that it comes to."""
+
+    says: str
+    less: Place
+    than: Place
+    or_equal: bool = False  # whether no difference is enough
+    within: float = 0.0  # by how much the first may exceed the second
+    most: bool = False  # whether it is to hold in most pairs, not in all
+    of: Literal["value", "best_at"] = "value"  # best_at: the column where a row is best
+    along: Literal["rows", "columns"] | None = None  # from each to the next, where it is a trend
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How a claim fared."""
+
+    says: str
+    verdict: Verdict
+    held: int  # pairs in which it held
+    failed: int
+    pairs: int
+
+    def __str__(self) -> str:
+        count = "" if self.pairs <= 1 else f" (in {self.held} of {self.pairs}, failed in {self.failed})"
+        return f"{self.verdict}{count}"
+
+
+def read_claim(table: Mapping[str, Any], rows: Sequence[str], columns: Sequence[str], refuse: Any) -> Claim:
+    """Read one entry of `[[claims]]`."""
+    options = dict(table)
+    if "says" not in options:
+        raise refuse("claims", "tables that say what is claimed (says = …)", table)
+    sides = {}
+    for side in ("less", "than"):
+        place = options.pop(side, {})
+        if isinstance(place, (int, float)):
+            sides[side] = Place(number=float(place))
+            continue
+        for key, labels in (("row", rows), ("column", [*columns, "best", "worst"])):
+            named = place.get(key)
+            if named is not None and _text(named) not in labels:
+                raise refuse(f"claims.{side}.{key}", f"one of {', '.join(labels)}", named)
+        unknown = set(place) - {"row", "column"}
+        if unknown:
+            raise refuse(f"claims.{side}", "a number, or a table with row and column", place)
+        row, column = (None if place.get(key) is None else _text(place[key]) for key in ("row", "column"))
+        sides[side] = Place(row, column)
+    unknown = set(options) - {"says", "or_equal", "within", "most", "of", "along"}
+    if unknown:
+        raise refuse("claims", "tables of says, less, than, or_equal, within, most, of and along", sorted(unknown))
+    claim = Claim(less=sides["less"], than=sides["than"], **options)
+    if claim.along not in (None, "rows", "columns") or claim.of not in ("value", "best_at"):
+        raise refuse("claims", "along rows or columns, of value or best_at", table)
+    return claim
+
+
+def _text(label: Any) -> str:
+    return f"{label:g}" if isinstance(label, float) else str(label)
+
+
+Get = Callable[[str, str], Estimate | None]  # what was measured at a row and a column; None: nothing
+
+
+def judge(
+    claim: Claim,
+    get: Get,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    lower_is_better: bool,
+    where: Mapping[str, float],
+) -> Judgement:
+    """Evaluate a claim on what was measured.
+
+    where: the number that stands for each column.
+    """
+
+    def at(row: str, column: str) -> Estimate | None:
+        if column not in ("best", "worst"):
+            return get(row, column) if row in rows and column in columns else None
+        chosen = _extreme(row, get, columns, lowest=(column == "best") == lower_is_better)
+        return None if chosen is None else get(row, chosen)
+
+    def best_at(row: str, _: str) -> Estimate | None:
+        return _best_at(row, get, columns, where, lower_is_better=lower_is_better) if row in rows else None
+
+    read = best_at if claim.of == "best_at" else at
+    verdicts = []
+    for less, than in _pairs(claim, rows, columns):
+        first, second = (Estimate(side) if isinstance(side, float) else read(*side) for side in (less, than))
+        if first is not None and second is not None:
+            verdicts.append(_verdict(first, second, claim))
+    if not verdicts:
+        return Judgement(claim.says, "not at this scale", 0, 0, 0)
+    held, failed, count = verdicts.count("held"), verdicts.count("failed"), len(verdicts)
+    if claim.most:
+        whole: Verdict = "held" if 2 * held > count else "failed" if 2 * failed > count else "open"
+    else:
+        whole = "held" if held == count else "failed" if failed else "open"
+    return Judgement(claim.says, whole, held, failed, count)
+
+
+Side = tuple[str, str] | float  # a row and a column, or a number
+
+
+def _pairs(claim: Claim, rows: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[Side, Side]]:
+    """Go through the pairs of places that a claim is about."""
+    if claim.along is not None:  # each line less than the one after it
+        by_rows = claim.along == "rows"
+        lines, across = (rows, columns) if by_rows else (columns, rows)
+        named = claim.less.column if by_rows else claim.less.row
+        if named is not None or claim.of == "best_at":
+            across = [named or ""]
+        for earlier, later in itertools.pairwise(lines):
+            for other in across:
+                yield ((earlier, other), (later, other)) if by_rows else ((other, earlier), (other, later))
+        return
+    free_rows = rows if claim.less.row is None and claim.than.row is None else [""]
+    free_columns = columns if claim.less.column is None and claim.than.column is None else [""]
+    for row in free_rows:
+        for column in [""] if claim.of == "best_at" else free_columns:
+
+            def side(place: Place, row: str = row, column: str = column) -> Side:
+                return (place.row or row, place.column or column) if place.number is None else place.number
+
+            yield side(claim.less), side(claim.than)
+
+
+def _verdict(less: Estimate, than: Estimate, claim: Claim) -> Verdict:
+    if math.isinf(less.mean) and math.isinf(than.mean):
+        return "open"
+    margin = than.mean + claim.within - less.mean
+    error = _ERRORS * math.hypot(less.error, than.error)
+    if margin > error or (claim.or_equal and margin >= -error):
+        return "held"
+    return "failed" if margin < -error else "open"
+
+
+def _extreme(row: str, get: Get, columns: Sequence[str], *, lowest: bool) -> str | None:
+    measured = {column: found.mean for column in columns if (found := get(row, column)) is not None}
+    if not measured:
+        return None
+    return (min if lowest else max)(measured, key=lambda column: measured[column])
+
+
+def _best_at(
+    row: str, get: Get, columns: Sequence[str], where: Mapping[str, float], *, lower_is_better: bool
+) -> Estimate | None:
+    """Return where a row is best, with an estimate by leaving out one repetition after the other (jackknife)."""
+    found = {column: got.values for column in columns if (got := get(row, column)) is not None}
+    if not found:
+        return None
+    pick = min if lower_is_better else max
+
+    def best(leave: int | None) -> float:
+        means = {c: math.fsum(v for i, v in enumerate(values) if i != leave) for c, values in found.items()}
+        return where[pick(means, key=lambda column: means[column])]
+
+    count = min(map(len, found.values()))
+    left_out = [best(leave) for leave in range(count)] if count > 1 else []
+    middle = math.fsum(left_out) / max(1, count)
+    error = math.sqrt((count - 1) / max(1, count) * math.fsum((one - middle) ** 2 for one in left_out))
+    return Estimate(best(None), error)

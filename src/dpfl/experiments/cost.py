@@ -1,0 +1,67 @@
+"""What an experiment will cost: the arithmetic of its trainings, and how long that takes on a machine like this.
+
+An estimate, good to a factor of two or three: enough to choose between a minute, an evening and a GPU.
+"""
+
+import os
+from functools import lru_cache
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from dpfl.experiments.cells import Cell
+from dpfl.models import build, default_model
+from dpfl.streams import Streams
+
+# Records to share out, the shape of one, and classes.
+_DATA: dict[str, tuple[int, tuple[int, ...], int | None]] = {
+    "digits": (1438, (1, 8, 8), 10),
+    "mnist": (60_000, (1, 28, 28), 10),
+    "fashion-mnist": (60_000, (1, 28, 28), 10),
+    "femnist": (36_000, (1, 28, 28), 62),
+    "cifar10": (20_000, (3, 32, 32), 10),
+    "adult": (32_561, (100,), 2),
+    "lending-club": (34_000, (10,), None),
+}
+_CORE, _GPU = 5e10, 8e12  # floating-point operations a second, as trainings of small models reach them
+_ROUND = {"cpu": 2e-3, "cuda": 3e-3}  # seconds of a round that no arithmetic explains
+_BOTH_WAYS = 3  # forward, and backward to weights and inputs
+
+
+def flops(cell: Cell) -> float:
+    """Return the floating-point operations of a cell, roughly."""
+    if cell.ask is not None:
+        return 1e9
+    settings, system = cell.config.settings, cell.config.system
+    pool, _, _ = _DATA.get(settings.data, _DATA["mnist"])
+    if isinstance(settings.sizes, tuple):
+        records = sum(settings.sizes) / len(settings.sizes)
+    else:
+        records = settings.sizes or pool * (1 - settings.validation_share) / settings.clients
+    taking_part = system.cohort or settings.clients
+    steps = getattr(system, "local_steps", None) or 1
+    rate = getattr(system, "sampling_rate", None) or 1.0
+    trained = records * settings.share * rate * steps * taking_part
+    looked_at = pool * settings.validation_share / _BOTH_WAYS
+    name = settings.model or default_model(settings.data, _DATA.get(settings.data, _DATA["mnist"])[2])
+    return cell.repetitions * system.rounds * (trained + looked_at) * _BOTH_WAYS * _forward(name, settings.data)
+
+
+def seconds(cells: list[Cell], device: str = "cpu") -> float:
+    """Return about how long cells take together, with all cores or one GPU."""
+    cores = os.cpu_count() or 1
+    rate, at_once = (_GPU, 4) if device == "cuda" else (_CORE * cores, cores)
+    rounds = sum(
+        (cell.repetitions if cell.fresh_data else 1) * cell.config.system.rounds for cell in cells if not cell.ask
+    )
+    return sum(map(flops, cells)) / rate + rounds * _ROUND[device] / at_once
+
+
+@lru_cache(maxsize=64)
+def _forward(model: str, data: str) -> float:
+    """Return the operations of one record, forward, counted by torch on shapes alone."""
+    _, shape, classes = _DATA.get(data, _DATA["mnist"])
+    module = build(model, shape=shape, classes=classes, rng=Streams(0).generator("model")).module.to("meta")
+    with FlopCounterMode(display=False) as counter:
+        module(torch.empty(1, *shape, device="meta"))
+    return float(counter.get_total_flops())

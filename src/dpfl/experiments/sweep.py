@@ -1,0 +1,106 @@
+"""A sweep: every cell that is not finished yet, several at a time, each kept as soon as it is done.
+
+Cells are whole trainings and know nothing of each other, so they are shared out among processes, one core each: small
+models do not profit from more. On a GPU the processes share it, since one small training leaves most of it idle.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+
+import torch
+
+from dpfl.errors import BadInput, BudgetRefused
+from dpfl.experiments.cells import Cell, Record, perform
+from dpfl.experiments.cost import flops
+from dpfl.experiments.experiment import Experiment
+from dpfl.experiments.store import Store
+from dpfl.training import as_device
+
+_ON_A_GPU = 8  # processes
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell, and where it stands."""
+
+    experiment: str
+    place: str  # in words, for messages
+    cell: Cell
+
+
+OnDone = Callable[[Job, Record, int, int], None]  # told of each finished cell, how many are done and how many in all
+
+
+def jobs_of(experiment: Experiment, seed: int) -> list[Job]:
+    """Return every cell of an experiment once, those at true ε among them."""
+    found: dict[str, Job] = {}
+    for row in experiment.rows:
+        for column in experiment.columns:
+            for twin in (False, True):
+                for choice, cell in experiment.cells(row, column, twin=twin, seed=seed):
+                    words = [row.label, *([] if column.at_round else [column.label])]
+                    words += [f"{key} = {value}" for key, value in choice.items()]
+                    found.setdefault(cell.key, Job(experiment.name, ", ".join(words), cell))
+    return list(found.values())
+
+
+def missing(experiments: Iterable[Experiment], store: Store, seed: int) -> list[Job]:
+    """Return the cells that are still to be done, the longest first, so that no core waits for the last."""
+    jobs = {job.cell.key: job for experiment in experiments for job in jobs_of(experiment, seed)}
+    return sorted((job for key, job in jobs.items() if key not in store.records), key=lambda job: -flops(job.cell))
+
+
+def sweep(todo: Sequence[Job], store: Store, *, device: str = "cpu", processes: int | None = None,
+          on_done: OnDone | None = None) -> None:  # fmt: skip
+    """Carry out cells and keep them.
+
+    processes: how many at a time; None for one a core, or eight on a GPU. 1 stays in this process.
+
+    Raises what the first cell that could not be carried out raised, after all others are done.
+    """
+    as_device(device)
+    cores = os.cpu_count() or 1
+    count = processes or (min(_ON_A_GPU, cores) if device == "cuda" else cores)
+    failed: list[tuple[Job, Exception]] = []
+    done = 0
+
+    def keep(job: Job, record: Record) -> None:
+        nonlocal done
+        store.add(job.experiment, record)
+        done += 1
+        if on_done is not None:
+            on_done(job, record, done, len(todo))
+
+    if count == 1 or len(todo) == 1:
+        for job in todo:
+            try:
+                keep(job, perform(job.cell, device))
+            except (BadInput, BudgetRefused) as problem:
+                failed.append((job, problem))
+    else:
+        pool = ProcessPoolExecutor(
+            min(count, len(todo)), multiprocessing.get_context("spawn"), initializer=torch.set_num_threads,
+            initargs=(max(1, cores // count),),
+        )  # fmt: skip
+        try:
+            running: dict[Future[Record], Job] = {pool.submit(perform, job.cell, device): job for job in todo}
+            while running:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    job = running.pop(future)
+                    try:
+                        keep(job, future.result())
+                    except (BadInput, BudgetRefused) as problem:
+                        failed.append((job, problem))
+        except BaseException:  # an interrupt above all: what is done is kept, what runs is dropped
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
+    if failed:
+        job, first = failed[0]
+        more = f" (and {len(failed) - 1} more cells)" if len(failed) > 1 else ""
+        raise type(first)(f"{job.experiment}, {job.place}{more}: {first}")

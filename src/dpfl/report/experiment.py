@@ -1,0 +1,54 @@
+"""The plot of an experiment: what the paper's formula gives, and what the same ε gives where it is true."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_SIDES = (("ours", "by the paper's formula"), ("at_true_epsilon", "at true ε"))
+
+
+def draw(plain: Mapping[str, Any], path: Path) -> None:
+    """Plot the results of `dpfl reproduce` (its JSON): a line a row with error bars, and what the paper prints."""
+    from matplotlib import colormaps
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = list(dict.fromkeys(one["row"] for one in plain["rows"]))
+    columns = list(dict.fromkeys(one["column"] for one in plain["rows"]))
+    numeric = all(one["x"] is not None for one in plain["rows"])
+    alike = all(one["ours"] == one["at_true_epsilon"] for one in plain["rows"])
+    sides = _SIDES[1:] if alike else _SIDES
+    figure = Figure(figsize=(5.2 * len(sides) + 1.8, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(sides), sharey=True, squeeze=False)[0]
+    colours = colormaps["viridis" if len(rows) > 10 else "tab10"]
+    for axes, (key, title) in zip(panels, sides, strict=True):
+        for place, row in enumerate(rows):
+            colour = colours(place / max(1, len(rows) - 1)) if len(rows) > 10 else colours(place)
+            found = [one for one in plain["rows"] if one["row"] == row]
+            xs = [one["x"] if numeric else float(columns.index(one["column"])) for one in found]
+            shift = 0.0 if numeric else 0.06 * (place - (len(rows) - 1) / 2)
+            ys = [math.nan if one[key] is None else one[key] for one in found]
+            errors = [one[f"{key}_standard_error"] or 0.0 for one in found]
+            axes.errorbar(
+                [x + shift for x in xs], ys, yerr=errors, color=colour, marker="o", markersize=4, capsize=3,
+                linewidth=1.3 if numeric else 0.8, label=row,
+            )  # fmt: skip
+            printed = [(x + shift, one["paper"]) for x, one in zip(xs, found, strict=True) if one["paper"] is not None]
+            if printed:
+                axes.plot(*zip(*printed, strict=True), linestyle="none", marker="x", markersize=6, color=colour)
+        if plain["log"]:
+            axes.set_yscale("log")
+        if not numeric:
+            axes.set_xticks(range(len(columns)), columns, rotation=20, ha="right", fontsize=8)
+        axes.set_xlabel(plain["across"])
+        axes.set_title("" if alike else title, fontsize=10)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel(plain["measure"])
+    crosses = any(one["paper"] is not None for one in plain["rows"])
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8,
+        title=plain["down"] + ("\n(× printed in the paper)" if crosses else ""), title_fontsize=8,
+    )  # fmt: skip
+    figure.savefig(path, dpi=120)
