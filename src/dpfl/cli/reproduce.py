@@ -70,8 +70,8 @@ def reproduce(
     folder = out or Path("runs", f"reproduce-{scale}")
     with _Progress() as progress:
         results = carry_out(
-            find(names, chosen, repetitions=repetitions), folder, seed=seed, device=device, processes=processes, pages=pages,
-            on_done=progress.show,
+            find(names, chosen, repetitions=repetitions), folder, seed=seed, device=device, processes=processes,
+            pages=pages, on_done=progress.show,
         )  # fmt: skip
     plain = [one.to_dict() for one in results]
     if as_json:

@@ -22,6 +22,7 @@ from dpfl.config import Config, Settings
 from dpfl.errors import Caution
 from dpfl.federation import Federation
 from dpfl.planning import NUMBERS, Constants, Task, make
+from dpfl.precision import products
 from dpfl.privacy.certificate import Certificate
 from dpfl.repetitions import Repetitions, repeat
 from dpfl.training import Run, federation_of, train
@@ -66,7 +67,7 @@ class Cell:
 def perform(cell: Cell, device: str) -> Record:
     """Carry a cell out and return what came of it."""
     started = time.perf_counter()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), products(cell.config.settings.precision):
         warnings.simplefilter("ignore", Caution)  # what they say stands in the table: the true ε
         if cell.ask is not None:
             found = _planned(cell, cell.ask)

@@ -23,8 +23,9 @@ _DATA: dict[str, tuple[int, tuple[int, ...], int | None]] = {
     "adult": (32_561, (100,), 2),
     "lending-club": (34_000, (10,), None),
 }
-_CORE, _GPU = 5e10, 8e12  # floating-point operations a second, as trainings of small models reach them
-_ROUND = {"cpu": 2e-3, "cuda": 3e-3}  # seconds of a round that no arithmetic explains
+_WRITERS = 224  # of FEMNIST, that are clients where each writer is one
+_CORE, _GPU = 5e10, 1.5e13  # floating-point operations a second, as trainings of small models reach them
+_ROUND, _CLIENT = 2e-3, 3e-5  # seconds of a round, and of each client in it, that no arithmetic explains
 _BOTH_WAYS = 3  # forward, and backward to weights and inputs
 
 
@@ -37,24 +38,31 @@ def flops(cell: Cell) -> float:
     if isinstance(settings.sizes, tuple):
         records = sum(settings.sizes) / len(settings.sizes)
     else:
-        records = settings.sizes or pool * (1 - settings.validation_share) / settings.clients
+        sharing = _WRITERS if settings.partition == "writer" else settings.clients
+        records = settings.sizes or pool * (1 - settings.validation_share) / sharing
     taking_part = system.cohort or settings.clients
     steps = getattr(system, "local_steps", None) or 1
     rate = getattr(system, "sampling_rate", None) or 1.0
     trained = records * settings.share * rate * steps * taking_part
-    looked_at = pool * settings.validation_share / _BOTH_WAYS
     name = settings.model or default_model(settings.data, _DATA.get(settings.data, _DATA["mnist"])[2])
-    return cell.repetitions * system.rounds * (trained + looked_at) * _BOTH_WAYS * _forward(name, settings.data)
+    return cell.repetitions * system.rounds * trained * _BOTH_WAYS * _forward(name, settings.data)
 
 
 def seconds(cells: list[Cell], device: str = "cpu") -> float:
     """Return about how long cells take together, with all cores or one GPU."""
     cores = os.cpu_count() or 1
     rate, at_once = (_GPU, 4) if device == "cuda" else (_CORE * cores, cores)
-    rounds = sum(
-        (cell.repetitions if cell.fresh_data else 1) * cell.config.system.rounds for cell in cells if not cell.ask
-    )
-    return sum(map(flops, cells)) / rate + rounds * _ROUND[device] / at_once
+    return sum(map(flops, cells)) / rate + sum(map(_waiting, cells)) / at_once
+
+
+def _waiting(cell: Cell) -> float:
+    """Return the seconds of a cell that no arithmetic explains: orders, ledger, launching what is small."""
+    if cell.ask is not None:
+        return 1.0
+    system, settings = cell.config.system, cell.config.settings
+    alone = cell.fresh_data or system.watches_training or system.until_spent
+    clients = system.cohort or settings.clients
+    return (cell.repetitions if alone else 1) * system.rounds * (_ROUND + _CLIENT * clients)
 
 
 @lru_cache(maxsize=64)

@@ -80,6 +80,7 @@ class Experiment:
     log: bool  # whether a plot of it wants a logarithmic axis
     order: int  # among the paper's, on its page
     base: Mapping[str, Any]
+    last: Mapping[str, Any]  # what the smoke scale sets, whatever rows and columns say
     twin: Mapping[str, Any]
     plan: Mapping[str, Any]  # for measures that are planned: form, constants, max_rounds
     rows: tuple[Line, ...]
@@ -99,13 +100,14 @@ class Experiment:
             candidates = [choice | {key: value} for choice in candidates for value in values]
         place = self.columns.index(column)
         both = {key: values[place] for key, values in row.by_column.items()}
-        table = dict(self.base) | dict(row.changes) | dict(column.changes) | both
+        table = dict(self.base) | dict(row.changes) | dict(column.changes) | both | dict(self.last)
         return [(choice, self._cell(table | choice, row, column, twin=twin, seed=seed)) for choice in candidates]
 
     def _cell(self, table: dict[str, Any], row: Line, column: Line, *, twin: bool, seed: int) -> Cell:
         config = _config(table)
         if twin and isinstance(config.system, PrivateSystem) and config.system.calibration == "paper":
-            config = _config(table | {"calibration": "tight"} | dict(self.twin) | dict(row.twin) | dict(column.twin))
+            changes = {"calibration": "tight"} | dict(self.twin) | dict(row.twin) | dict(column.twin)
+            config = _config(table | changes | dict(self.last))
         measure = self.measure_of(row)
         ask = None
         if measure in PLANNED:
@@ -186,13 +188,16 @@ def load(path: Path, scale: Scale) -> Experiment:
                    for one in table.get("claims", []))  # fmt: skip
     repetitions = smoke.pop("repetitions", table.get("repetitions", 1))
     require_count("repetitions", repetitions, f"mend {str(path)!r}")
+    last = smoke.pop("set", {})
+    if smoke:
+        raise refuse("smoke", "a table of repetitions, rows, columns and set", sorted(smoke))
     return Experiment(
         name=name, paper=path.parent.name, scale=scale, title=fit("title", table["title"], str),
         shows=fit("shows", table.get("shows", ""), str), measure=table["measure"], repetitions=repetitions,
         down=str(table.get("down", "")), across=str(table.get("across", "")),
         differs=fit("differs", table.get("differs", []), tuple[str, ...]),
         fresh_data=bool(table.get("fresh_data", False)), log=bool(table.get("log", False)),
-        order=int(table.get("order", 0)), base=dict(table["base"]) | smoke, twin=table.get("twin", {}),
+        order=int(table.get("order", 0)), base=table["base"], last=last, twin=table.get("twin", {}),
         plan=table.get("plan", {}), rows=tuple(_cut(rows[at], chosen_columns) for at in chosen_rows),
         columns=tuple(columns[at] for at in chosen_columns),
         printed=_part(printed, chosen_rows, chosen_columns), claims=claims,
