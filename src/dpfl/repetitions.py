@@ -82,7 +82,7 @@ def repeat(
     Raises BadInput for a system that watches its training: its repetitions would go different ways.
     """
     require_count("repetitions", repetitions, "train at least once")
-    if system.watches_training or system.until_spent:
+    if not repeatable(system):
         raise BadInput(
             f"system must order the same in every repetition, but {system.name} follows its training; train it several"
             " times instead, with a seed each"
@@ -187,6 +187,11 @@ class _Training:
 
     def _scores(self, learner: Model, records: Records) -> list[Score]:
         return [score for one in self.models if (score := evaluate(learner, one, records)) is not None]
+
+
+def repeatable(system: System[Any]) -> bool:
+    """Tell whether all repetitions can be trained as one: the same is ordered, and models move alike."""
+    return not (system.watches_training or system.until_spent or system.remembers_models)
 
 
 def _with_epsilon(system: System[Any], epsilon: float) -> System[Any]:

@@ -38,8 +38,9 @@ FLOORS = {
     "comparison": 6,
     "repetitions": 6,
     "planning": 7,
-    "cli": 8,
-    "__main__": 9,
+    "experiments": 8,
+    "cli": 9,
+    "__main__": 10,
 }
 
 

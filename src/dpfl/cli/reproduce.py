@@ -48,13 +48,14 @@ def reproduce(
         Path | None, typer.Option(help="Folder for tables, plots and finished cells; runs/reproduce-SCALE if left out.")
     ] = None,
     pages: Annotated[
-        bool, typer.Option("--pages", help="Write one page a paper too, of all of its experiments that are finished.")
+        bool, typer.Option("--pages", help="Write a page for each paper from what --out holds, and train nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Repeat tables and figures of the five papers, next to what they become at true ε."""
     from dpfl.experiments.experiment import find
     from dpfl.experiments.run import reproduce as carry_out
+    from dpfl.experiments.run import write_pages
 
     require_one_of("scale", scale, ("smoke", "paper"))
     require_one_of("device", device, ("cpu", "cuda"))
@@ -67,12 +68,13 @@ def reproduce(
         return
     if not names:
         raise BadInput("name must be an experiment, a paper or all, was left out; see dpfl reproduce --list")
-    folder = out or Path("runs", f"reproduce-{scale}")
+    folder, found = out or Path("runs", f"reproduce-{scale}"), find(names, chosen, repetitions=repetitions)
+    if pages:
+        paths = [str(path) for path in write_pages(found, folder, seed=seed)]
+        print(json.dumps({"pages": paths}) if as_json else "\n".join(paths))
+        return
     with _Progress() as progress:
-        results = carry_out(
-            find(names, chosen, repetitions=repetitions), folder, seed=seed, device=device, processes=processes,
-            pages=pages, on_done=progress.show,
-        )  # fmt: skip
+        results = carry_out(found, folder, seed=seed, device=device, processes=processes, on_done=progress.show)
     plain = [one.to_dict() for one in results]
     if as_json:
         print(json.dumps(plain[0] if len(plain) == 1 else {"experiments": plain}, ensure_ascii=False))
@@ -135,7 +137,8 @@ class _Progress:
         return self
 
     def __exit__(self, problem: type[BaseException] | None, *_: object) -> None:
-        self.bar.stop()
+        if self.bar.console.is_terminal:
+            self.bar.stop()
         if problem is KeyboardInterrupt:
             print(f"dpfl: interrupted; {self.done} cells are kept, the same command goes on with the rest",
                   file=sys.stderr)  # fmt: skip

@@ -4,6 +4,7 @@ A system that orders the same in every repetition is trained as one program (`re
 or repetitions that share the data out anew, are trained one after the other.
 """
 
+import gc
 import hashlib
 import json
 import math
@@ -24,7 +25,7 @@ from dpfl.federation import Federation
 from dpfl.planning import NUMBERS, Constants, Task, make
 from dpfl.precision import products
 from dpfl.privacy.certificate import Certificate
-from dpfl.repetitions import Repetitions, repeat
+from dpfl.repetitions import Repetitions, repeat, repeatable
 from dpfl.training import Run, federation_of, train
 
 Record = dict[str, Any]  # what came of a cell, as plain data for JSON
@@ -53,6 +54,11 @@ class Cell:
     ask: Ask | None = None
 
     @property
+    def together(self) -> bool:
+        """Tell whether all repetitions are trained as one program."""
+        return not self.fresh_data and repeatable(self.config.system)
+
+    @property
     def key(self) -> str:
         """Return a fingerprint of everything that the result depends on."""
         settings = self.config.settings
@@ -71,10 +77,11 @@ def perform(cell: Cell, device: str) -> Record:
         warnings.simplefilter("ignore", Caution)  # what they say stands in the table: the true ε
         if cell.ask is not None:
             found = _planned(cell, cell.ask)
-        elif cell.fresh_data or cell.config.system.watches_training or cell.config.system.until_spent:
-            found = _one_by_one(cell, device)
-        else:
+        elif cell.together:
             found = _together(cell, device)
+        else:
+            found = _one_by_one(cell, device)
+    _tidy(device)
     return {
         "key": cell.key,
         **found,
@@ -102,6 +109,7 @@ def _one_by_one(cell: Cell, device: str) -> Record:
                 evaluate_every=cell.evaluate_every or 10**9,
             )
         )  # fmt: skip
+        _tidy(device)
     return {
         "loss": _shorts(one.loss for one in runs),
         "accuracy": _shorts(one.accuracy for one in runs),
@@ -126,6 +134,13 @@ def _together(cell: Cell, device: str) -> Record:
         "history": None if cell.evaluate_every is None else _histories(found),
         "privacy": _privacy([found.certificate]),
     }
+
+
+def _tidy(device: str) -> None:
+    """Give a GPU's memory back between trainings: recorded steps hold on to theirs, and other processes wait for it."""
+    if device == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _history(run: Run) -> Record:

@@ -193,17 +193,19 @@ def _best_at(
     row: str, get: Get, columns: Sequence[str], where: Mapping[str, float], *, lower_is_better: bool
 ) -> Estimate | None:
     """Return where a row is best, with an estimate by leaving out one repetition after the other (jackknife)."""
-    found = {column: got.values for column in columns if (got := get(row, column)) is not None}
+    found = {column: got for column in columns if (got := get(row, column)) is not None}
     if not found:
         return None
     pick = min if lower_is_better else max
 
-    def best(leave: int | None) -> float:
-        means = {c: math.fsum(v for i, v in enumerate(values) if i != leave) for c, values in found.items()}
+    def best(means: Mapping[str, float]) -> float:
         return where[pick(means, key=lambda column: means[column])]
 
-    count = min(map(len, found.values()))
-    left_out = [best(leave) for leave in range(count)] if count > 1 else []
+    def without(one: int) -> float:
+        return best({c: math.fsum(v for i, v in enumerate(got.values) if i != one) for c, got in found.items()})
+
+    count = min(len(got.values) for got in found.values())
+    left_out = [without(one) for one in range(count)] if count > 1 else []
     middle = math.fsum(left_out) / max(1, count)
-    error = math.sqrt((count - 1) / max(1, count) * math.fsum((one - middle) ** 2 for one in left_out))
-    return Estimate(best(None), error)
+    error = math.sqrt(max(0, count - 1) / max(1, count) * math.fsum((one - middle) ** 2 for one in left_out))
+    return Estimate(best({column: got.mean for column, got in found.items()}), error)

@@ -60,9 +60,8 @@ def _waiting(cell: Cell) -> float:
     if cell.ask is not None:
         return 1.0
     system, settings = cell.config.system, cell.config.settings
-    alone = cell.fresh_data or system.watches_training or system.until_spent
     clients = system.cohort or settings.clients
-    return (cell.repetitions if alone else 1) * system.rounds * (_ROUND + _CLIENT * clients)
+    return (1 if cell.together else cell.repetitions) * system.rounds * (_ROUND + _CLIENT * clients)
 
 
 @lru_cache(maxsize=64)

@@ -144,7 +144,7 @@ def find(wanted: Sequence[str], scale: Scale, *, repetitions: int | None = None)
             found.append(load(choose("name", name, known | dict.fromkeys([*papers, "all"], Path())), scale))
     if repetitions is not None:
         require_count("repetitions", repetitions, "use at least 2 for a standard error")
-        found = [replace(one, repetitions=repetitions, own_repetitions=False) for one in found]
+        found = [replace(one, repetitions=repetitions, own_repetitions=one.repetitions == repetitions) for one in found]
     return list({one.name: one for one in found}.values())
 
 

@@ -5,12 +5,13 @@ from importlib.resources import files
 from pathlib import Path
 
 from dpfl.errors import BadInput
+from dpfl.experiments.experiment import Experiment
 from dpfl.experiments.results import Results
 from dpfl.options import read_toml
 
 
-def write_page(paper: str, results: Sequence[Results], folder: Path) -> Path:
-    """Write PAPER.md into the folder, beside the plots that it shows."""
+def write_page(paper: str, results: Sequence[Results], left: Sequence[Experiment], folder: Path) -> Path:
+    """Write PAPER.md into the folder, beside the plots that it shows; `left` are not finished and only named."""
     about = read_toml("paper", Path(str(files("dpfl.experiments"))) / paper / "paper.toml")
     for key in ("title", "source", "verdict"):
         if not isinstance(about.get(key), str):
@@ -27,5 +28,8 @@ def write_page(paper: str, results: Sequence[Results], folder: Path) -> Path:
     head = f"# {about['title']}\n\n{about['source']}\n\n{about['verdict'].strip()}\n\n{tally}\n"
     path = folder / f"{paper}.md"
     sections = [one.markdown(f"{one.experiment.name}.png") for one in results]
+    if left:
+        missed = "; ".join(f"{one.shows} (`dpfl reproduce {one.name} --scale paper`)" for one in left)
+        sections.append(f"## Not here yet\n\n{missed}.\n")
     path.write_text("\n".join([head, *sections]), encoding="utf-8")
     return path

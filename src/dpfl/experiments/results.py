@@ -33,8 +33,8 @@ class Place:
 class Results:
     """An experiment, all of whose cells are finished."""
 
-    def __init__(self, experiment: Experiment, store: Store, *, seed: int, command: str) -> None:
-        self.experiment, self.seed, self.command = experiment, seed, command
+    def __init__(self, experiment: Experiment, store: Store, *, seed: int) -> None:
+        self.experiment, self.seed = experiment, seed
         self.dates: set[str] = set()
         self.devices: set[str] = set()
         self.seconds = 0.0
@@ -68,6 +68,14 @@ class Results:
         _, _, choice, record = min(candidates)
         values = restored(record, self.experiment.measure_of(row), column.at_round)
         return None if values is None else Estimate.of(values), choice, record.get("privacy")
+
+    @property
+    def command(self) -> str:
+        """Return how to repeat the experiment."""
+        one = self.experiment
+        options = " --scale paper" if one.scale == "paper" else ""
+        options += "" if one.own_repetitions else f" --repetitions {one.repetitions}"
+        return f"dpfl reproduce {one.name}{options}" + (" --device cuda" if self.devices - {"cpu"} else "")
 
     def judgements(self, *, at_true: bool) -> list[Judgement]:
         """Judge every claim, on what the paper's formula gave or on what true ε gave."""

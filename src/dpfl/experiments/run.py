@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpfl.errors import BadInput
 from dpfl.experiments.experiment import Experiment
 from dpfl.experiments.pages import write_page
 from dpfl.experiments.results import Results
@@ -17,26 +18,31 @@ def reproduce(
     seed: int = 1,
     device: str = "cpu",
     processes: int | None = None,
-    pages: bool = False,
     on_done: OnDone | None = None,
 ) -> list[Results]:
-    """Carry out experiments, keep every finished cell in `folder` and write each one's table and plot there.
-
-    pages: write a page for each paper too.
-    """
+    """Carry out experiments, keep every finished cell in `folder` and write each one's table and plot there."""
     store = Store(folder)
     sweep(missing(experiments, store, seed), store, device=device, processes=processes, on_done=on_done)
-    results = [Results(one, store, seed=seed, command=command(one, device)) for one in experiments]
+    results = [Results(one, store, seed=seed) for one in experiments]
     for one in results:
         one.save(folder)
-    if pages:
-        for paper in dict.fromkeys(one.paper for one in experiments):
-            write_page(paper, [one for one in results if one.experiment.paper == paper], folder)
     return results
 
 
-def command(experiment: Experiment, device: str) -> str:
-    """Return how to repeat an experiment."""
-    options = "" if experiment.scale == "smoke" else " --scale paper"
-    options += "" if experiment.own_repetitions else f" --repetitions {experiment.repetitions}"
-    return f"dpfl reproduce {experiment.name}{options}" + (" --device cuda" if device == "cuda" else "")
+def write_pages(experiments: Sequence[Experiment], folder: Path, *, seed: int = 1) -> list[Path]:
+    """Write a page for each paper, of all of its experiments that are finished in `folder`; nothing is trained."""
+    store = Store(folder)
+    finished = [Results(one, store, seed=seed) for one in experiments if not missing([one], store, seed)]
+    if not finished:
+        raise BadInput(
+            f"out must hold finished experiments for pages, but {str(folder)!r} has none of these; reproduce one first"
+        )
+    paths = []
+    for paper in dict.fromkeys(one.experiment.paper for one in finished):
+        its = [one for one in finished if one.experiment.paper == paper]
+        for one in its:
+            one.save(folder)
+        done = {one.experiment.name for one in its}
+        left = [one for one in experiments if one.paper == paper and one.name not in done]
+        paths.append(write_page(paper, its, left, folder))
+    return paths

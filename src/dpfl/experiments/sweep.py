@@ -6,8 +6,9 @@ models do not profit from more. On a GPU the processes share it, since one small
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +75,7 @@ def sweep(todo: Sequence[Job], store: Store, *, device: str = "cpu", processes: 
         if on_done is not None:
             on_done(job, record, done, len(todo))
 
+    crowded: list[Job] = []  # found no room on the GPU beside the others
     if count == 1 or len(todo) == 1:
         for job in todo:
             try:
@@ -81,11 +83,7 @@ def sweep(todo: Sequence[Job], store: Store, *, device: str = "cpu", processes: 
             except (BadInput, BudgetRefused) as problem:
                 failed.append((job, problem))
     else:
-        pool = ProcessPoolExecutor(
-            min(count, len(todo)), multiprocessing.get_context("spawn"), initializer=torch.set_num_threads,
-            initargs=(max(1, cores // count),),
-        )  # fmt: skip
-        try:
+        with _pool(min(count, len(todo)), max(1, cores // count)) as pool:
             running: dict[Future[Record], Job] = {pool.submit(perform, job.cell, device): job for job in todo}
             while running:
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -94,13 +92,28 @@ def sweep(todo: Sequence[Job], store: Store, *, device: str = "cpu", processes: 
                         keep(job, future.result())
                     except (BadInput, BudgetRefused) as problem:
                         failed.append((job, problem))
-        except BaseException:  # an interrupt above all: what is done is kept, what runs is dropped
-            for process in list((pool._processes or {}).values()):
-                process.terminate()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        pool.shutdown()
+                    except torch.OutOfMemoryError:
+                        crowded.append(job)
+    for job in crowded:
+        with _pool(1, cores) as alone:
+            keep(job, alone.submit(perform, job.cell, device).result())
     if failed:
         job, first = failed[0]
         more = f" (and {len(failed) - 1} more cells)" if len(failed) > 1 else ""
         raise type(first)(f"{job.experiment}, {job.place}{more}: {first}")
+
+
+@contextmanager
+def _pool(processes: int, threads: int) -> Iterator[ProcessPoolExecutor]:
+    """Start processes with so many threads each, and leave none behind: what was interrupted is dropped."""
+    pool = ProcessPoolExecutor(
+        processes, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
+    )
+    try:
+        yield pool
+    except BaseException:
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from dpfl.errors import BadInput
-from dpfl.orders import Gaussian, Order, Poisson, RecordClip
+from dpfl.orders import Full, Gaussian, Order, Poisson, RecordClip
 from dpfl.privacy.accounting import Mechanism, most_steps, tight
 from dpfl.privacy.budget import Budget, Calibration
 from dpfl.privacy.claims import ali_total_steps
@@ -14,7 +14,8 @@ from dpfl.privacy.ledger import release_of
 def dpsgd_order(*, steps: int, lr: float, sampling_rate: float, clip: float, noise_multiplier: float) -> Order:
     """Order DP-SGD: noise of `noise_multiplier`·C on the sum of the clipped gradients, in every step."""
     return Order(
-        steps=steps, learning_rate=lr, batch=Poisson(sampling_rate), clip=RecordClip(clip),
+        steps=steps, learning_rate=lr, batch=Full() if sampling_rate == 1 else Poisson(sampling_rate),
+        clip=RecordClip(clip),
         noise=Gaussian(noise_multiplier * clip), noise_on="step",
     )  # fmt: skip
 

@@ -100,6 +100,11 @@ class System(ABC, Generic[S]):
         return False
 
     @property
+    def remembers_models(self) -> bool:
+        """Tell whether `adapt` changes the model itself, by those before it: it does not, for most systems."""
+        return False
+
+    @property
     def questions(self) -> tuple[Question, ...]:
         """Return what clients are asked for without noise, which only a paper's own calibration may do."""
         return ()

@@ -1,0 +1,96 @@
+"""`dpfl reproduce` as a user meets it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import dpfl
+
+MINE = """
+title = "rounds on digits"
+measure = "accuracy"
+repetitions = 2
+down = "ε"
+across = "R"
+rows = [{ label = "8", epsilon = 8.0 }, { label = "none", system = "fedavg" }]
+columns = [{ rounds = 2 }, { rounds = 6 }]
+
+[base]
+system = "udp"
+calibration = "paper"
+delta = 1e-3
+clients = 3
+share = 0.3
+lr = 1.0
+
+[printed]
+cells = [[40.0, nan], [nan, nan]]
+
+[[claims]]
+says = "more rounds are better"
+less = { column = 2 }
+than = { column = 6 }
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE, encoding="utf-8")
+    return path
+
+
+def test_a_table_with_ours_the_paper_s_and_that_at_true_epsilon(mine: Path, tmp_path: Path) -> None:
+    done = dpfl("reproduce", "mine.toml", "--processes", "1", "--out", "r", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("\n") == 6  # a line a cell: two columns, by the formula, at true ε, and without privacy
+    for part in ("| 8 | ours |", "|  | paper | 40 |", "|  | true ε | 8.353 |", "|  | at true ε |", "| none | ours |"):
+        assert part in done.stdout
+    assert "| more rounds are better |" in done.stdout
+    assert "`dpfl reproduce mine`, seed 1, " in done.stdout
+    assert (tmp_path / "r" / "mine.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "r" / "mine.md").read_text().startswith("## rounds on digits")
+
+    again = dpfl("reproduce", "mine.toml", "--processes", "1", "--out", "r", cwd=tmp_path)
+    assert again.stderr == ""  # nothing is trained twice
+    assert again.stdout == done.stdout
+
+
+def test_json_is_one_document(mine: Path, tmp_path: Path) -> None:
+    done = dpfl("reproduce", "mine.toml", "--processes", "1", "--json", cwd=tmp_path)
+    plain = json.loads(done.stdout)
+    assert plain["name"] == "mine"
+    assert {"ours", "paper", "true_epsilon", "at_true_epsilon"} <= plain["rows"][0].keys()
+    assert [row["paper"] for row in plain["rows"]] == [40.0, None, None, None]
+    assert (tmp_path / "runs" / "reproduce-smoke" / "mine.json").is_file()
+
+
+def test_the_list_shows_what_each_would_cost(tmp_path: Path) -> None:
+    done = dpfl("reproduce", "--list", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ali-dpfl-table-2" in done.stdout
+    assert "Table II: small R_s" in done.stdout
+    listed = json.loads(dpfl("reproduce", "nbafl", "--list", "--scale", "paper", "--json", cwd=tmp_path).stdout)
+    assert len(listed["experiments"]) == 10
+    assert all(one["seconds"] > 0 and one["cells"] > 0 for one in listed["experiments"])
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("nbafl-fig-22",), "name must be one of"),
+        (("nbafl-fig-2", "--scale", "huge"), "scale must be one of smoke, paper, was 'huge'"),
+        (("nbafl-fig-2", "--device", "tpu"), "device must be one of cpu, cuda, was 'tpu'"),
+        (("nbafl-fig-2", "--processes", "0"), "processes must be at least 1, was 0"),
+        (("nbafl-fig-2", "--repetitions", "0"), "repetitions must be a whole number of at least 1, was 0"),
+        (("--scale", "paper"), "name must be an experiment, a paper or all, was left out"),
+        (("nowhere.toml",), "name must be a readable file, was 'nowhere.toml'"),
+        (("nbafl", "--pages"), "out must hold finished experiments for pages"),
+    ],
+)
+def test_wrong_input_gets_one_sentence(tmp_path: Path, args: tuple[str, ...], says: str) -> None:
+    done = dpfl("reproduce", *args, cwd=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,123 @@
+"""A claim holds by more than two standard errors, fails by more than two, and is open in between."""
+
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from dpfl.experiments.claims import Claim, Estimate, Judgement, Place, judge
+
+ROWS, COLUMNS = ["a", "b"], ["1", "2", "4"]
+WHERE = {"1": 1.0, "2": 2.0, "4": 4.0}
+
+
+def judged(claim: Claim, table: Mapping[tuple[str, str], Estimate], *, lower_is_better: bool = True) -> Judgement:
+    return judge(
+        claim, lambda row, column: table.get((row, column)), ROWS, COLUMNS, lower_is_better=lower_is_better, where=WHERE
+    )
+
+
+def one_pair(less: Estimate, than: Estimate, **options: object) -> str:
+    claim = Claim("", Place("a", "1"), Place("b", "1"), **options)  # type: ignore[arg-type]
+    return judged(claim, {("a", "1"): less, ("b", "1"): than}).verdict
+
+
+def test_the_standard_error_is_that_of_the_mean() -> None:
+    found = Estimate.of([1.0, 2.0, 3.0, 4.0])
+    assert found.mean == 2.5
+    assert found.error == pytest.approx(math.sqrt(5 / 3 / 4))
+    assert Estimate.of([7.0]) == Estimate(7.0, 0.0, (7.0,))
+
+
+@pytest.mark.parametrize(
+    ("less", "than", "verdict"),
+    [
+        (Estimate(1.0, 0.3), Estimate(2.0, 0.3), "held"),  # a difference of 1, two errors are 0.85
+        (Estimate(1.0, 0.3), Estimate(1.8, 0.3), "open"),  # 0.8
+        (Estimate(1.8, 0.3), Estimate(1.0, 0.3), "open"),
+        (Estimate(2.0, 0.3), Estimate(1.0, 0.3), "failed"),
+        (Estimate(1.0), Estimate(1.0), "open"),
+        (Estimate(1.0, 0.3), Estimate(math.inf), "held"),  # the other one diverged
+        (Estimate(math.inf), Estimate(1.0, 0.3), "failed"),
+        (Estimate(math.inf), Estimate(math.inf), "open"),
+    ],
+)
+def test_two_standard_errors_decide(less: Estimate, than: Estimate, verdict: str) -> None:
+    assert one_pair(less, than) == verdict
+
+
+def test_no_worse_is_enough_where_the_claim_says_so() -> None:
+    assert one_pair(Estimate(1.1, 0.1), Estimate(1.0, 0.1), or_equal=True) == "held"
+    assert one_pair(Estimate(1.4, 0.1), Estimate(1.0, 0.1), or_equal=True) == "failed"
+
+
+def test_close_means_within_so_much() -> None:
+    assert one_pair(Estimate(1.4, 0.01), Estimate(1.0, 0.01), within=0.5) == "held"
+    assert one_pair(Estimate(1.6, 0.01), Estimate(1.0, 0.01), within=0.5) == "failed"
+
+
+TABLE = {
+    ("a", "1"): Estimate(5.0), ("a", "2"): Estimate(3.0), ("a", "4"): Estimate(4.0),
+    ("b", "1"): Estimate(6.0), ("b", "2"): Estimate(2.0), ("b", "4"): Estimate(1.0),
+}  # fmt: skip
+
+
+def test_what_is_left_out_is_gone_through() -> None:
+    every = judged(Claim("", Place(row="a"), Place(row="b")), TABLE)
+    assert (every.verdict, every.held, every.failed, every.pairs) == ("failed", 1, 2, 3)
+    assert str(every) == "failed (in 1 of 3, failed in 2)"
+    most = judged(Claim("", Place(row="b"), Place(row="a"), most=True), TABLE)
+    assert (most.verdict, most.held) == ("held", 2)
+    by_column = judged(Claim("", Place(column="2"), Place(column="1")), TABLE)
+    assert (by_column.verdict, by_column.pairs) == ("held", 2)
+
+
+def test_the_best_column_is_the_row_s_own() -> None:
+    interior = Claim("", Place("a", "best"), Place("a", "4"))
+    assert judged(interior, TABLE).verdict == "held"  # 3 at column 2
+    assert judged(Claim("", Place("b", "best"), Place("b", "4")), TABLE).verdict == "open"  # it is column 4
+    assert judged(Claim("", Place("a", "best"), Place("a", "worst")), TABLE).verdict == "held"
+    # Where more is better the best of row a is 5, at column 1.
+    assert judged(Claim("", Place("a", "2"), Place("a", "best")), TABLE, lower_is_better=False).verdict == "held"
+
+
+def test_a_number_can_stand_on_either_side() -> None:
+    assert judged(Claim("", Place(number=2.5), Place("a", "2")), TABLE).verdict == "held"
+    assert judged(Claim("", Place("a", "2"), Place(number=2.5)), TABLE).verdict == "failed"
+
+
+def test_a_trend_goes_from_each_to_the_next() -> None:
+    falling = Claim("", Place(row="b"), Place(), along="columns")
+    found = judged(falling, TABLE)
+    assert (found.pairs, found.held, found.failed) == (2, 0, 2)  # 6, 2, 1 is not rising
+    rows = judged(Claim("", Place(column="1"), Place(), along="rows"), TABLE)
+    assert (rows.verdict, rows.pairs) == ("held", 1)  # 5 < 6
+
+
+def test_where_a_row_is_best_is_a_number_of_its_own() -> None:
+    claim = Claim("", Place(row="a"), Place(row="b"), of="best_at")
+    assert judged(claim, TABLE).verdict == "held"  # 2 < 4
+    assert judged(claim, TABLE, lower_is_better=False).verdict == "open"  # both at 1
+
+
+def test_where_a_row_is_best_is_uncertain_if_one_repetition_decides_it() -> None:
+    # Without its third repetition row a would be best at column 1: the jackknife sees that, two equal means do not.
+    shaky = {
+        **{key: Estimate.of([value.mean] * 3) for key, value in TABLE.items()},
+        ("a", "1"): Estimate.of([3.0, 3.0, 5.0]),
+        ("a", "2"): Estimate.of([3.5, 3.5, 3.5]),
+        ("b", "4"): Estimate.of([9.0, 9.0, 9.0]),
+    }
+    claim = Claim("", Place(number=1.5), Place(row="a"), of="best_at")
+    assert judged(claim, shaky).verdict == "open"
+    sure = shaky | {("a", "1"): Estimate.of([9.0, 9.0, 9.0])}
+    assert judged(claim, sure).verdict == "held"
+
+
+def test_what_a_scale_leaves_out_is_not_judged() -> None:
+    part = {key: value for key, value in TABLE.items() if key[0] == "a"}
+    found = judge(
+        Claim("", Place("a", "1"), Place("b", "1")), lambda row, column: part.get((row, column)), ["a"], COLUMNS,
+        lower_is_better=True, where=WHERE,
+    )  # fmt: skip
+    assert found.verdict == "not at this scale"
