@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-claims lint types unit format clean
+.PHONY: demo test test-claims results lint types unit format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dpfl run udp --data digits --clients 20 --epsilon 8 --delta 1e-3 --seed 1 --out runs/demo --force
@@ -14,6 +14,11 @@ test: lint types unit
 # The papers' claims on real data ($DPFL_DATA): about eight minutes on two cores, so not part of `make test`.
 test-claims: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/claims --durations=20
+
+# The pages of docs/results, from the finished cells beside them; nothing is trained.
+results: $(VENV)/.installed
+	$(BIN)/dpfl reproduce dp-fedavg udp-crd nbafl ali-dpfl same-budget --scale paper --out docs/results --pages
+	$(BIN)/dpfl reproduce fedsgd-dpc --scale paper --repetitions 5 --out docs/results --pages
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests benchmarks examples

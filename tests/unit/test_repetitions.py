@@ -106,3 +106,22 @@ def test_bad_input_is_one_sentence(system: object, options: dict[str, object], w
     with pytest.raises(BadInput) as problem:
         repeat(system, federation(), "softmax", **options)  # type: ignore[arg-type]
     assert all(word in str(problem.value) for word in words)
+
+
+def test_a_curve_is_looked_at_as_often_as_asked_and_at_the_end() -> None:
+    system = dpfl.FedAvg(rounds=5, lr=0.3)
+    (found,) = repeat(system, federation(), softmax(), loss=cross_entropy, repetitions=2, seed=1, evaluate_every=2)
+    alone = train(system, federation(), softmax(), loss=cross_entropy, seed=1)
+    assert [look.round for look in found.history] == [2, 4, 5]
+    assert [look.losses[0] for look in found.history] == pytest.approx(
+        [alone.history[at]["loss"] for at in (1, 3, 4)], rel=1e-5
+    )
+    assert found.losses == found.history[-1].losses
+    assert found.validation_losses == pytest.approx([alone.history[-1]["validation_loss"]] * 2, rel=1e-5)
+
+
+def test_budgets_that_end_at_different_rounds_are_each_trained_to_their_own_end() -> None:
+    system = dpfl.DPSGDFedAvg(rounds=50, noise_multiplier=4.0, delta=1e-3)
+    few, many = repeat(system, federation(), "softmax", repetitions=2, epsilons=(0.5, 1.0), seed=1)
+    assert 0 < few.history[-1].round < many.history[-1].round
+    assert few.certificate.rounds == few.history[-1].round

@@ -8,7 +8,7 @@ that far on the other side, and is open in between.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Verdict = Literal["held", "open", "failed", "not at this scale"]
@@ -40,6 +40,7 @@ class Place:
     row: str | None = None
     column: str | None = None
     number: float | None = None  # instead of a place
+    paper: bool = False  # what the paper prints there, not what was measured
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,12 @@ def read_claim(table: Mapping[str, Any], rows: Sequence[str], columns: Sequence[
     options = dict(table)
     if "says" not in options:
         raise refuse("claims", "tables that say what is claimed (says = …)", table)
-    sides = {}
-    for side in ("less", "than"):
+    sides: dict[str, Place] = {}
+    for side in sorted(("less", "than"), key=lambda side: options.get(side) == "paper"):  # what stands opposite first
         place = options.pop(side, {})
+        if place == "paper":
+            sides[side] = replace(next(iter(sides.values())), paper=True)
+            continue
         if isinstance(place, (int, float)):
             sides[side] = Place(number=float(place))
             continue
@@ -88,7 +92,7 @@ def read_claim(table: Mapping[str, Any], rows: Sequence[str], columns: Sequence[
                 raise refuse(f"claims.{side}.{key}", f"one of {', '.join(labels)}", named)
         unknown = set(place) - {"row", "column"}
         if unknown:
-            raise refuse(f"claims.{side}", "a number, or a table with row and column", place)
+            raise refuse(f"claims.{side}", 'a number, "paper", or a table with row and column', place)
         row, column = (None if place.get(key) is None else _text(place[key]) for key in ("row", "column"))
         sides[side] = Place(row, column)
     unknown = set(options) - {"says", "or_equal", "within", "most", "of", "along"}
@@ -104,6 +108,7 @@ def _text(label: Any) -> str:
     return f"{label:g}" if isinstance(label, float) else str(label)
 
 
+Side = tuple[str, str] | float  # a row and a column, or a number
 Get = Callable[[str, str], Estimate | None]  # what was measured at a row and a column; None: nothing
 
 
@@ -115,10 +120,11 @@ def judge(
     *,
     lower_is_better: bool,
     where: Mapping[str, float],
+    printed: Get = lambda row, column: None,
 ) -> Judgement:
     """Evaluate a claim on what was measured.
 
-    where: the number that stands for each column.
+    where: the number that stands for each column. printed: what the paper prints.
     """
 
     def at(row: str, column: str) -> Estimate | None:
@@ -130,10 +136,14 @@ def judge(
     def best_at(row: str, _: str) -> Estimate | None:
         return _best_at(row, get, columns, where, lower_is_better=lower_is_better) if row in rows else None
 
-    read = best_at if claim.of == "best_at" else at
+    def read(place: Place, side: Side) -> Estimate | None:
+        if isinstance(side, float):
+            return Estimate(side)
+        return (printed if place.paper else best_at if claim.of == "best_at" else at)(*side)
+
     verdicts = []
     for less, than in _pairs(claim, rows, columns):
-        first, second = (Estimate(side) if isinstance(side, float) else read(*side) for side in (less, than))
+        first, second = read(claim.less, less), read(claim.than, than)
         if first is not None and second is not None:
             verdicts.append(_verdict(first, second, claim))
     if not verdicts:
@@ -144,9 +154,6 @@ def judge(
     else:
         whole = "held" if held == count else "failed" if failed else "open"
     return Judgement(claim.says, whole, held, failed, count)
-
-
-Side = tuple[str, str] | float  # a row and a column, or a number
 
 
 def _pairs(claim: Claim, rows: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[Side, Side]]:

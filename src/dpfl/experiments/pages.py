@@ -3,16 +3,28 @@
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from dpfl.errors import BadInput
 from dpfl.experiments.experiment import Experiment
 from dpfl.experiments.results import Results
 from dpfl.options import read_toml
 
+_HOME = Path(str(files("dpfl.experiments")))
+_TALLY = "Of the "
+_INDEX = """# Results
+
+The papers' tables and figures, trained again, beside what they become when the promised ε is true. A claim is an
+inequality in the experiment's TOML file; it *held* or *failed* by more than two standard errors, and is *open* in
+between. Each page is written by `dpfl reproduce … --pages` from the finished cells in `cells/`; each table names the
+command that repeats it.
+
+"""
+
 
 def write_page(paper: str, results: Sequence[Results], left: Sequence[Experiment], folder: Path) -> Path:
     """Write PAPER.md into the folder, beside the plots that it shows; `left` are not finished and only named."""
-    about = read_toml("paper", Path(str(files("dpfl.experiments"))) / paper / "paper.toml")
+    about = _about(paper)
     for key in ("title", "source", "verdict"):
         if not isinstance(about.get(key), str):
             raise BadInput(f"{key} of paper {paper!r} must be a text, was {about.get(key)!r}; mend its paper.toml")
@@ -22,14 +34,31 @@ def write_page(paper: str, results: Sequence[Results], left: Sequence[Experiment
             if judgement.verdict in counts:
                 counts[judgement.verdict] += 1
     tally = (
-        f"Of the paper's {sum(counts.values())} claims that are tested here, {counts['held']} held,"
-        f" {counts['failed']} failed and {counts['open']} stayed open, by its own formula."
+        f"{_TALLY}{sum(counts.values())} claims that are tested here, {counts['held']} held,"
+        f" {counts['failed']} failed and {counts['open']} stayed open, by the paper's own formula."
     )
     head = f"# {about['title']}\n\n{about['source']}\n\n{about['verdict'].strip()}\n\n{tally}\n"
     path = folder / f"{paper}.md"
-    sections = [one.markdown(f"{one.experiment.name}.png") for one in results]
+    sections = [one.markdown(one.draw(folder)) for one in results]
     if left:
         missed = "; ".join(f"{one.shows} (`dpfl reproduce {one.name} --scale paper`)" for one in left)
         sections.append(f"## Not here yet\n\n{missed}.\n")
     path.write_text("\n".join([head, *sections]), encoding="utf-8")
     return path
+
+
+def write_index(folder: Path) -> Path:
+    """Write README.md: every page that the folder holds, with what it says of itself."""
+    lines = []
+    for about in sorted(_HOME.glob("*/paper.toml")):
+        page = folder / f"{about.parent.name}.md"
+        if page.is_file():
+            tally = next(line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith(_TALLY))
+            lines.append(f"- [{_about(about.parent.name)['title']}]({page.name}). {tally}\n")
+    path = folder / "README.md"
+    path.write_text(_INDEX + "".join(lines), encoding="utf-8")
+    return path
+
+
+def _about(paper: str) -> dict[str, Any]:
+    return read_toml("paper", _HOME / paper / "paper.toml")

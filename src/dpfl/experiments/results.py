@@ -86,9 +86,16 @@ class Results:
             place = self.places[row, column]
             return place.at_true if at_true else place.ours
 
+        def printed(row: str, column: str) -> Estimate | None:
+            paper = self.places[row, column].paper
+            return None if paper is None else Estimate(paper)
+
         where = {column.label: math.nan if column.x is None else column.x for column in experiment.columns}
         lower = LOWER_IS_BETTER.get(experiment.measure, True)
-        return [judge(claim, get, rows, columns, lower_is_better=lower, where=where) for claim in experiment.claims]
+        return [
+            judge(claim, get, rows, columns, lower_is_better=lower, where=where, printed=printed)
+            for claim in experiment.claims
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `dpfl reproduce --json` prints."""
@@ -103,7 +110,7 @@ class Results:
             "down": one.down,
             "across": one.across,
             "log": one.log,
-            "repetitions": one.repetitions,
+            "repetitions": max(len(place.ours.values) for place in self.places.values() if place.ours is not None),
             "differs": list(one.differs),
             "rows": [self._row(row, column) for row in one.rows for column in one.columns],
             "claims": [
@@ -211,11 +218,17 @@ class Results:
 
     def save(self, folder: Path) -> None:
         """Write NAME.json, NAME.md and NAME.png."""
-        name, plain = self.experiment.name, self.to_dict()
-        run_folder.make(folder)
-        run_folder.write_json(folder, f"{name}.json", plain)
-        draw(plain, folder / f"{name}.png")
+        name = self.experiment.name
+        self.draw(folder)
+        run_folder.write_json(folder, f"{name}.json", self.to_dict())
         (folder / f"{name}.md").write_text(self.markdown(f"{name}.png"), encoding="utf-8")
+
+    def draw(self, folder: Path) -> str:
+        """Plot it as NAME.png and return that name."""
+        run_folder.make(folder)
+        image = f"{self.experiment.name}.png"
+        draw(self.to_dict(), folder / image)
+        return image
 
 
 def _plain(key: str, estimate: Estimate | None) -> dict[str, Any]:

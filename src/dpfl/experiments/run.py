@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dpfl.errors import BadInput
 from dpfl.experiments.experiment import Experiment
-from dpfl.experiments.pages import write_page
+from dpfl.experiments.pages import write_index, write_page
 from dpfl.experiments.results import Results
 from dpfl.experiments.store import Store
 from dpfl.experiments.sweep import OnDone, missing, sweep
@@ -30,7 +30,10 @@ def reproduce(
 
 
 def write_pages(experiments: Sequence[Experiment], folder: Path, *, seed: int = 1) -> list[Path]:
-    """Write a page for each paper, of all of its experiments that are finished in `folder`; nothing is trained."""
+    """Write a page for each paper, of all of its experiments that are finished in `folder`, and a list of all pages.
+
+    Nothing is trained.
+    """
     store = Store(folder)
     finished = [Results(one, store, seed=seed) for one in experiments if not missing([one], store, seed)]
     if not finished:
@@ -40,9 +43,7 @@ def write_pages(experiments: Sequence[Experiment], folder: Path, *, seed: int = 
     paths = []
     for paper in dict.fromkeys(one.experiment.paper for one in finished):
         its = [one for one in finished if one.experiment.paper == paper]
-        for one in its:
-            one.save(folder)
         done = {one.experiment.name for one in its}
         left = [one for one in experiments if one.paper == paper and one.name not in done]
         paths.append(write_page(paper, its, left, folder))
-    return paths
+    return [*paths, write_index(folder)]

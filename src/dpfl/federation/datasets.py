@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpfl.errors import choose
+from dpfl.federation.features import scattered
 from dpfl.federation.files import fetch
 from dpfl.federation.records import Dataset, Records
 from dpfl.federation.tabular import adult, lending_club, take_every_fifth
@@ -24,11 +25,18 @@ CIFAR_BATCHES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
 def load(name: str) -> Dataset:
     """Load a data set by name; an unknown name is answered with the nearest known one.
 
+    `NAME+scattering` is the same data as features that a linear model does well on; see `features`.
+
     >>> digits = load("digits")
     >>> len(digits.pool), len(digits.test), digits.classes
     (1438, 359, 10)
     """
-    return choose("data", name, LOADERS)()
+    plain, plus, features = name.partition("+")
+    if not plus:
+        return choose("data", name, LOADERS)()
+    choose("features", features, {"scattering": None})
+    choose("data", plain, LOADERS)
+    return scattered(plain, load)
 
 
 def digits() -> Dataset:
@@ -73,8 +81,8 @@ def femnist(max_kind: int = 0) -> Dataset:
 def cifar10() -> Dataset:
     """Return CIFAR-10: the full set where its archive is found, else a balanced subset; see `source`."""
     (path,) = fetch("cifar10")
-    full = path.name.endswith(".tar.gz")
-    pool, test = _cifar_archive(path) if full else _cifar_subset(path)
+    full = not path.name.endswith(".npz")
+    pool, test = (_cifar_archive if path.name.endswith(".gz") else _cifar_batches if full else _cifar_subset)(path)
     which = "CIFAR-10, full set" if full else "CIFAR-10, balanced subset"
     return Dataset("cifar10", pool, test, 10, f"{which}, {_counts(pool, test)}, {path}")
 
@@ -116,11 +124,17 @@ def _cifar_archive(path: Path) -> tuple[Records, Records]:
                 rows = np.frombuffer(content.read(), np.uint8).reshape(-1, 3073)
                 batches[Path(member.name).name] = rows
 
-    def records(rows: NDArray[np.uint8]) -> Records:
-        return Records(_images(rows[:, 1:].reshape(-1, 3, 32, 32)), _labels(rows[:, 0]))
+    return _cifar_split(np.concatenate([batches[name] for name in (*CIFAR_BATCHES, "test_batch.bin")]))
 
-    train = np.concatenate([batches[name] for name in CIFAR_BATCHES])
-    return records(train), records(batches["test_batch.bin"])
+
+def _cifar_batches(path: Path) -> tuple[Records, Records]:
+    """Read the archive's six batches where they stand in one file, one after the other."""
+    return _cifar_split(np.fromfile(path, np.uint8).reshape(-1, 3073))
+
+
+def _cifar_split(rows: NDArray[np.uint8]) -> tuple[Records, Records]:
+    images, labels = _images(rows[:, 1:].reshape(-1, 3, 32, 32)), _labels(rows[:, 0])
+    return Records(images[:50_000], labels[:50_000]), Records(images[50_000:], labels[50_000:])
 
 
 def _cifar_subset(path: Path) -> tuple[Records, Records]:

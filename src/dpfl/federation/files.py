@@ -72,6 +72,10 @@ FILES: dict[str, tuple[tuple[File, ...], ...]] = {
                 "md5:c32a1d4ab5d03f1284b67883e8d87530",
                 "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
             ),
+            File(  # the same batches one after the other, as examples/full_cifar10.py makes them
+                "cifar10/cifar-10-batches.bin",
+                "sha256:013ba16d14ecc4829da62bf2af648ca30f600491ecb3e7f329c827db0dd17522",
+            ),
             File(
                 "cifar10/cifar10_balanced_20k_5k.npz",
                 "sha256:bdaef057a4f070aa96d0ffc8e53f1657a9aca14c8ee1fa4911f73d5823f01d95",

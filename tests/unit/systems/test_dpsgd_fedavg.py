@@ -8,12 +8,14 @@ import torch
 
 from dpfl.config import parse
 from dpfl.errors import BadInput, BudgetRefused
-from dpfl.federation import Schedule
-from dpfl.orders import Gaussian, Order, Poisson, RecordClip
+from dpfl.federation import Schedule, federate
+from dpfl.orders import Full, Gaussian, Order, Poisson, RecordClip
 from dpfl.privacy.accounting import Mechanism, tight
 from dpfl.privacy.certificate import certify
 from dpfl.privacy.claims import ali_epsilon
+from dpfl.privacy.gaussian_dp import mu_of
 from dpfl.privacy.ledger import Ledger
+from dpfl.repetitions import repeat
 from dpfl.streams import Streams
 from dpfl.systems import DPSGDFedAvg, Feedback, Problem
 from dpfl.systems.dpsgd_fedavg import DPSGDState
@@ -173,3 +175,56 @@ def test_an_option_that_cannot_be_is_refused_by_name(options: dict, field: str) 
 def test_an_option_that_it_does_not_take_is_refused_with_those_it_does() -> None:
     with pytest.raises(BadInput, match=r"^heterogeneity must .* dpsgd-fedavg takes .*local_steps.*noise_multiplier"):
         parse({"system": "dpsgd-fedavg", "heterogeneity": 1.0})
+
+
+def moved(system: DPSGDFedAvg, updates: list[float]) -> list[float]:
+    """Return the models that the server sends out, where each round's weighted sum of updates is given."""
+    state, models = begin(system), []
+    for update in updates:
+        after = replace(state, model=state.model + update, round=state.round + 1)
+        state = system.adapt(after, Feedback(None, dict.fromkeys(range(2), torch.zeros(3))))
+        models.append(float(state.model[0]))
+    return models
+
+
+def test_momentum_takes_a_part_of_the_last_step_again() -> None:
+    system = DPSGDFedAvg(rounds=4, epsilon=2.0, server_momentum=0.5)
+    assert moved(system, [1.0, 1.0, 0.0, 0.0]) == pytest.approx([1.0, 2.5, 3.25, 3.625])
+    plain = DPSGDFedAvg(rounds=4, epsilon=2.0)
+    assert moved(plain, [1.0, 1.0, 0.0, 0.0]) == pytest.approx([1.0, 2.0, 2.0, 2.0])
+
+
+def test_the_result_can_be_the_mean_of_the_last_models() -> None:
+    system = DPSGDFedAvg(rounds=4, epsilon=2.0, averaged=0.5)
+    assert moved(system, [1.0, 1.0, 1.0, 3.0]) == pytest.approx([1.0, 2.0, 3.0, (3.0 + 6.0) / 2])
+    both = DPSGDFedAvg(rounds=4, epsilon=2.0, averaged=0.5, server_momentum=0.5)
+    assert moved(both, [1.0, 1.0, 0.0, 0.0])[-1] == pytest.approx((3.25 + 3.625) / 2)
+
+
+def test_what_the_server_remembers_costs_no_privacy() -> None:
+    plain = DPSGDFedAvg(rounds=5, epsilon=2.0)
+    clever = replace(plain, server_momentum=0.9, averaged=0.5)
+    assert plain.orders(begin(plain)) == clever.orders(begin(clever))
+    (one, _), (other, _) = trained(plain), trained(clever)
+    assert certify(one.books, one.run).observers == certify(other.books, other.run).observers
+
+
+def test_all_records_in_every_step_are_priced_as_plain_noise() -> None:
+    system = DPSGDFedAvg(rounds=9, epsilon=2.0, delta=1e-5, sampling_rate=1.0)
+    order = system.orders(begin(system))[0]
+    assert order.batch == Full()
+    assert isinstance(order.noise, Gaussian)
+    mu = float(mu_of(2.0, 1e-5))
+    assert order.noise.std == pytest.approx(3 / mu, rel=1e-6)  # √9 releases of sensitivity 1
+
+
+@pytest.mark.parametrize(("field", "value"), [("server_momentum", 1.0), ("averaged", -0.1), ("averaged", 1.0)])
+def test_parts_are_parts(field: str, value: float) -> None:
+    with pytest.raises(BadInput, match=f"{field} must be at least 0 and below 1"):
+        DPSGDFedAvg(**{field: value})  # type: ignore[arg-type]
+
+
+def test_such_a_system_is_not_repeated_as_one_program() -> None:
+    hospitals = federate("digits", clients=2, seed=1)
+    with pytest.raises(BadInput, match="follows its training"):
+        repeat(DPSGDFedAvg(rounds=2, epsilon=2.0, averaged=0.5), hospitals, repetitions=2)
