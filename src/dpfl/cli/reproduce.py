@@ -53,7 +53,7 @@ def reproduce(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Repeat tables and figures of the five papers, next to what they become at true ε."""
-    from dpfl.experiments.experiment import find
+    from dpfl.experiments.reading import find
     from dpfl.experiments.run import reproduce as carry_out
     from dpfl.experiments.run import write_pages
 

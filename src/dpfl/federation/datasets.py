@@ -134,7 +134,8 @@ def _cifar_batches(path: Path) -> tuple[Records, Records]:
 
 def _cifar_split(rows: NDArray[np.uint8]) -> tuple[Records, Records]:
     images, labels = _images(rows[:, 1:].reshape(-1, 3, 32, 32)), _labels(rows[:, 0])
-    return Records(images[:50_000], labels[:50_000]), Records(images[50_000:], labels[50_000:])
+    end = len(rows) * len(CIFAR_BATCHES) // (len(CIFAR_BATCHES) + 1)  # the last batch is for testing
+    return Records(images[:end], labels[:end]), Records(images[end:], labels[end:])
 
 
 def _cifar_subset(path: Path) -> tuple[Records, Records]:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dpfl.errors import BadInput
-from dpfl.experiments.experiment import Experiment, find, load, names
+from dpfl.experiments.experiment import Experiment
+from dpfl.experiments.reading import find, load, names
 from dpfl.experiments.sweep import jobs_of
 from dpfl.systems import PrivateSystem
 

@@ -10,7 +10,8 @@ from dpfl.errors import BadInput
 from dpfl.experiments import sweep as sweeping
 from dpfl.experiments.cells import Cell, perform, restored
 from dpfl.experiments.cost import flops, seconds
-from dpfl.experiments.experiment import Experiment, load
+from dpfl.experiments.experiment import Experiment
+from dpfl.experiments.reading import load
 from dpfl.experiments.results import Results
 from dpfl.experiments.run import reproduce
 from dpfl.experiments.store import Store

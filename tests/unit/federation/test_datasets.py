@@ -60,7 +60,7 @@ def test_real_data_has_its_shape(name, pool, test, shape, classes):
 
 @needs_data
 def test_cifar_subset_is_channel_first():
-    if Path(DATA, "cifar10", "cifar-10-binary.tar.gz").exists():
+    if any(Path(DATA, "cifar10", name).exists() for name in ("cifar-10-binary.tar.gz", "cifar-10-batches.bin")):
         pytest.skip("the full set is there, so the subset is not used")
     cifar = load("cifar10")
     assert cifar.pool.x.shape == (20_000, 3, 32, 32)
@@ -83,14 +83,29 @@ def test_cifar_full_set_is_read_from_its_archive_in_any_order(tmp_path, monkeypa
             tar.addfile(member, io.BytesIO(2 * record))
     md5 = hashlib.md5(archive.read_bytes()).hexdigest()
     monkeypatch.setenv("DPFL_DATA", str(tmp_path))
-    full, subset = files.FILES["cifar10"][0]
-    alternatives = (File(full.path, f"md5:{md5}", full.home), subset)
+    full, *others = files.FILES["cifar10"][0]
+    alternatives = (File(full.path, f"md5:{md5}", full.home), *others)
     monkeypatch.setitem(files.FILES, "cifar10", (alternatives,))
     cifar = load("cifar10")
     assert cifar.pool.y.tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert cifar.test.y.tolist() == [9, 9]
     assert (cifar.pool.x[0, :, 31, 31] * 255).tolist() == pytest.approx([10, 20, 30])
     assert "full set, 10 + 2 records" in cifar.source
+
+
+def test_cifar_full_set_is_read_from_its_batches_in_one_file(tmp_path, monkeypatch):
+    path = tmp_path / "cifar10" / "cifar-10-batches.bin"
+    path.parent.mkdir()
+    path.write_bytes(b"".join(bytes([label]) + bytes([10] * 1024 + [20] * 1024 + [30] * 1024) for label in range(1, 7)))
+    monkeypatch.setenv("DPFL_DATA", str(tmp_path))
+    full, batches, subset = files.FILES["cifar10"][0]
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setitem(files.FILES, "cifar10", ((full, File(batches.path, f"sha256:{sha256}"), subset),))
+    cifar = load("cifar10")
+    assert cifar.pool.y.tolist() == [1, 2, 3, 4, 5]
+    assert cifar.test.y.tolist() == [6]
+    assert (cifar.pool.x[0, :, 31, 31] * 255).tolist() == pytest.approx([10, 20, 30])
+    assert "full set, 5 + 1 records" in cifar.source
 
 
 @needs_data
