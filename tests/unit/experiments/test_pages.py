@@ -1,0 +1,66 @@
+"""The pages in docs/results are what `make results` writes from the cells beside them."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dpfl.errors import BadInput
+from dpfl.experiments import results
+from dpfl.experiments.experiment import Experiment
+from dpfl.experiments.reading import find
+from dpfl.experiments.run import write_pages
+from dpfl.experiments.store import Store
+from dpfl.experiments.sweep import missing
+
+DOCS = Path(__file__).parents[3] / "docs" / "results"
+REPETITIONS = {"fedsgd-dpc": 5}  # others than the paper's, as in the Makefile
+PAGES = sorted(path.stem for path in DOCS.glob("*.md") if path.stem != "README")
+
+
+def experiments(paper: str) -> list[Experiment]:
+    return find([paper], "paper", repetitions=REPETITIONS.get(paper))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(DOCS / "cells", tmp_path / "cells")
+    monkeypatch.setattr(results, "draw", lambda plain, path: path.write_bytes(b""))  # a plot takes a second
+    return tmp_path
+
+
+def test_there_are_pages() -> None:
+    assert {"dp-fedavg", "udp-crd", "nbafl", "fedsgd-dpc"} <= set(PAGES)
+
+
+@pytest.mark.parametrize("paper", PAGES)
+def test_a_page_is_what_its_cells_say(paper: str, folder: Path) -> None:
+    page, index = write_pages(experiments(paper), folder)
+    assert page.read_text() == (DOCS / f"{paper}.md").read_text(), "run `make results`"
+    (line,) = [line for line in index.read_text().splitlines() if line.startswith("- ")]
+    assert line in (DOCS / "README.md").read_text(), "run `make results`"
+    shown = {path.name for path in folder.glob("*.png")}
+    assert shown == {path.name for path in DOCS.glob(f"{paper}-*.png")}
+
+
+def test_every_kept_cell_belongs_to_some_table() -> None:
+    """What no table shows any more, because its config has changed, is not kept."""
+    wanted = {
+        job.cell.key
+        for paper in [*PAGES, "ali-dpfl"]
+        for experiment in experiments(paper)
+        for job in missing([experiment], Store(Path("nowhere")), 1)
+    }
+    kept = Store(DOCS).records
+    assert len(kept) > 1000
+    assert not set(kept) - wanted
+
+
+def test_unfinished_experiments_are_named_and_nothing_is_trained(folder: Path) -> None:
+    (folder / "cells" / "nbafl-fig-8.jsonl").unlink()
+    page, _ = write_pages(experiments("nbafl"), folder)
+    text = page.read_text()
+    assert "## Fig. 8:" not in text
+    assert "## Not here yet\n\nFig. 8 (`dpfl reproduce nbafl-fig-8 --scale paper`)" in text
+    with pytest.raises(BadInput, match="out must hold finished experiments"):
+        write_pages(experiments("nbafl"), folder / "empty")
