@@ -33,9 +33,10 @@ def write_page(paper: str, results: Sequence[Results], left: Sequence[Experiment
         for judgement in one.judgements(at_true=False):
             if judgement.verdict in counts:
                 counts[judgement.verdict] += 1
+    by = "by the paper's own formula" if any(one.by_formula for one in results) else "at true ε"
     tally = (
         f"{_TALLY}{sum(counts.values())} claims that are tested here, {counts['held']} held,"
-        f" {counts['failed']} failed and {counts['open']} stayed open, by the paper's own formula."
+        f" {counts['failed']} failed and {counts['open']} stayed open, {by}."
     )
     head = f"# {about['title']}\n\n{about['source']}\n\n{about['verdict'].strip()}\n\n{tally}\n"
     path = folder / f"{paper}.md"
