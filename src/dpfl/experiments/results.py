@@ -170,7 +170,7 @@ class Results:
                     "worst": _finite(worst(found.values())),
                 }
             line["paper"] = {
-                key: getattr(printed, key)[at] if getattr(printed, key) else None
+                key: _finite(getattr(printed, key)[at]) if getattr(printed, key) else None
                 for key in ("best_at", "best", "worst")
             }
             lines.append(line)

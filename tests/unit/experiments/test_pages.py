@@ -1,17 +1,20 @@
 """The pages in docs/results are what `make results` writes from the cells beside them."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dpfl.errors import BadInput
 from dpfl.experiments import results
-from dpfl.experiments.experiment import Experiment
+from dpfl.experiments.cells import Cell
+from dpfl.experiments.experiment import Experiment, Scale
 from dpfl.experiments.reading import find
 from dpfl.experiments.run import write_pages
 from dpfl.experiments.store import Store
-from dpfl.experiments.sweep import missing
+from dpfl.experiments.sweep import jobs_of, missing
 
 DOCS = Path(__file__).parents[3] / "docs" / "results"
 REPETITIONS = {"fedsgd-dpc": 5}  # others than the paper's, as in the Makefile
@@ -54,6 +57,38 @@ def test_every_kept_cell_belongs_to_some_table() -> None:
     kept = Store(DOCS).records
     assert len(kept) > 1000
     assert not set(kept) - wanted
+
+
+def made_up(cell: Cell, place: int) -> dict[str, Any]:
+    """Return a record as training would leave it: one repetition in seven diverged."""
+    values = [1 + (place + at) % 7 / 10 for at in range(cell.repetitions)]
+    losses = [None if (place + at) % 7 == 0 else value for at, value in enumerate(values)]
+    rates = [value / 2 for value in values]
+    history = {"round": [1, 5, 10], "loss": [2.0, None, 1.0], "accuracy": [0.1, 0.2, 0.3], "local_steps": [1, 2, 3]}
+    calibration = getattr(cell.config.system, "calibration", None)
+    privacy = {
+        "unit": "record",
+        "calibration": calibration,
+        "claimed": 1.0,
+        "true": 2.0,
+        "with_papers_sensitivity": None,
+    }
+    return {
+        "key": cell.key, "answer": 5, "loss": losses, "accuracy": rates, "validation_loss": losses,
+        "rounds": [5] * cell.repetitions, "history": [history] * cell.repetitions,
+        "privacy": privacy if calibration else None, "seconds": 1.0, "device": "cpu", "date": "2026-01-01",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", ["smoke", "paper"])
+def test_whatever_comes_out_every_experiment_can_be_shown(scale: Scale, tmp_path: Path) -> None:
+    for experiment in find(["all"], scale):
+        store = Store(tmp_path)
+        for place, job in enumerate(jobs_of(experiment, 1)):
+            store.records[job.cell.key] = made_up(job.cell, place)
+        shown = results.Results(experiment, store, seed=1)
+        json.dumps(shown.to_dict(), allow_nan=False)
+        assert "nan" not in shown.markdown()
 
 
 def test_unfinished_experiments_are_named_and_nothing_is_trained(folder: Path) -> None:
