@@ -51,7 +51,7 @@ def test_a_table_with_ours_the_paper_s_and_that_at_true_epsilon(mine: Path, tmp_
     assert (tmp_path / "r" / "mine.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "r" / "mine.md").read_text().startswith("## rounds on digits")
 
-    again = dpfl("reproduce", "mine.toml", "--processes", "1", "--out", "r", cwd=tmp_path)
+    again = dpfl("reproduce", "mine.toml", "--out", "r", cwd=tmp_path)
     assert again.stderr == ""  # nothing is trained twice
     assert again.stdout == done.stdout
 

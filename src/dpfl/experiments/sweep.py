@@ -76,7 +76,7 @@ def sweep(todo: Sequence[Job], store: Store, *, device: str = "cpu", processes: 
             on_done(job, record, done, len(todo))
 
     crowded: list[Job] = []  # found no room on the GPU beside the others
-    if count == 1 or len(todo) == 1:
+    if count == 1 or len(todo) <= 1:
         for job in todo:
             try:
                 keep(job, perform(job.cell, device))
