@@ -30,7 +30,7 @@ class Settings:
     validation_share: float = 0.1  # the public part of the data, for decisions during training
     test_share: float = 0.2  # where the data has no test split of its own
     model: str | None = None  # None: the one that fits the data
-    evaluate_every: int = 1  # rounds between looks at the test split
+    evaluate_every: int = 1  # rounds between looks at the validation and the test split
     backend: Literal["stacked", "reference"] = "stacked"  # a whole cohort at once, or a plain loop over the clients
     device: Literal["cpu", "cuda"] = "cpu"
     precision: Precision = "float32"  # tf32: faster products on a GPU, with ten bits of mantissa

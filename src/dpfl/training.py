@@ -21,7 +21,7 @@ from dpfl.clients.stacked import StackedClients
 from dpfl.clients.ways import Ways, ways
 from dpfl.config import Config, Settings
 from dpfl.errors import BadInput, BudgetRefused, Caution
-from dpfl.federation import Federation, Schedule, federate
+from dpfl.federation import Federation, Records, Schedule, federate
 from dpfl.models import Loss, Model, build, default_model
 from dpfl.orders import Gaussian
 from dpfl.precision import Precision, products
@@ -137,6 +137,8 @@ def train(
     model: a name, an `nn.Module` (then `loss` maps its outputs and the targets to one value a record or to their mean),
         or None for the one that fits the data. A module is trained in place.
     seed: repeats the run bit for bit, its noise included, so it is for simulations; None draws noise from the system.
+    evaluate_every: rounds between looks at the public validation and the test split; a system that watches its training
+        looks at the former after every round.
     ledger: an existing ledger file to charge, which other runs share and whose owner may have limited each client; None
         for a ledger of this run alone.
     out: folder to keep the run in; an existing one is refused unless `force`.
@@ -192,14 +194,21 @@ def train(
         run_folder.create(folder, note + config.to_toml())
         run_folder.write_json(folder, run_folder.ENVIRONMENT, environment)
 
+    def due(round: int) -> bool:
+        """Tell whether the model is to be scored after a round."""
+        # A round after which nobody can pay was the last one, and that is known only afterwards.
+        return round % evaluate_every == 0 or round >= state.rounds or system.until_spent
+
+    nobody = Records(validation.x[:0], validation.y[:0])
     history: list[Metrics] = []
     gone: set[int] = set()  # clients whose budgets could not pay when they were last asked
     try:
         while state.round < state.rounds:
+            scored = validation if system.watches_training or due(state.round + 1) else nobody
             try:
                 with products(config.settings.precision):
                     state, outcome = play(
-                        system, state, ledger=run_ledger, clients=clients, model=learner, validation=validation,
+                        system, state, ledger=run_ledger, clients=clients, model=learner, validation=scored,
                         streams=streams, on_uploads=on_uploads,
                     )  # fmt: skip
             except BudgetRefused:
@@ -208,11 +217,10 @@ def train(
                     if system.until_spent and any(line["cohort"] for line in history):
                         break
                     raise
-                state, outcome = sit_out(system, state, ledger=run_ledger, model=learner, validation=validation)
+                state, outcome = sit_out(system, state, ledger=run_ledger, model=learner, validation=scored)
             gone = (gone | set(outcome.refused)) - set(outcome.orders)
-            # A round after which nobody can pay was the last one, and that is known only afterwards.
-            due = state.round % evaluate_every == 0 or state.round >= state.rounds or system.until_spent
-            history.append(_metrics(state.round, outcome, evaluate(learner, state.model, test) if due else None))
+            score = evaluate(learner, state.model, test) if due(state.round) else None
+            history.append(_metrics(state.round, outcome, score))
             if folder is not None:
                 run_folder.append_metrics(folder, history[-1])
             if on_round is not None:

@@ -82,14 +82,8 @@ class Chunk:
         if max(costs) * len(costs) <= room:
             yield self
             return
-        order = sorted(range(len(costs)), key=costs.__getitem__)
-        start = 0
-        for end in range(1, len(order) + 1):
-            # All clients of a chunk are filled up to the largest, which comes last.
-            if end == len(order) or (end + 1 - start) * costs[order[end]] > room:
-                part = order[start:end]
-                yield Chunk([self.clients[i] for i in part], [self.paid[i] for i in part], self.alike)
-                start = end
+        for part in cut(room, costs):
+            yield Chunk([self.clients[i] for i in part], [self.paid[i] for i in part], self.alike)
 
 
 class Numbers(NamedTuple):
@@ -124,6 +118,17 @@ def by_kind(charged: Mapping[int, Charged]) -> list[Chunk]:
     for i, one in enumerate(paid):
         members.setdefault(kinds[id(one)], []).append(i)
     return [Chunk([clients[i] for i in some], [paid[i] for i in some]) for some in members.values()]
+
+
+def cut(room: int, costs: Sequence[int]) -> Iterator[list[int]]:
+    """Put places of much the same cost together, as many as fit the room, or one alone."""
+    order = sorted(range(len(costs)), key=costs.__getitem__)
+    start = 0
+    for end in range(1, len(order) + 1):
+        # All clients of a chunk are filled up to the largest, which comes last.
+        if end == len(order) or (end + 1 - start) * costs[order[end]] > room:
+            yield order[start:end]
+            start = end
 
 
 def _kind(order: Order) -> tuple[object, ...]:

@@ -162,14 +162,14 @@ class Layered:
             self._records, self._recall = x, {}
         with torch.enable_grad():
             # Row r of a derivative by a layer's outputs is record r's own: records do not mix.
-            total = self._losses(self.module(x), y).sum()
+            total = self.losses(self.module(x), y).sum()
         deltas = torch.autograd.grad(
             total, [one.outputs for one in self._seen], allow_unused=True, materialize_grads=True
         )
         seen, self._seen = list(zip(self._seen, deltas, strict=True)), []
         return seen
 
-    def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return one value a record; a loss that gives a mean is asked for each record alone."""
         if not self._mean:
             losses = self.model.loss(outputs, y)

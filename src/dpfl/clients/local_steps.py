@@ -16,7 +16,7 @@ from dpfl.clients.layered import Layered
 from dpfl.clients.least_squares import Moments
 from dpfl.clients.pool import Batch, Pool
 from dpfl.federation import Records
-from dpfl.orders import ClientClip, ModelClip, Order, RecordClip
+from dpfl.orders import ClientClip, ModelClip, Norm, Order, RecordClip
 
 
 @dataclass(frozen=True)
@@ -132,16 +132,39 @@ class LocalSteps:
         shared = weights[0] if weights.ndim == 2 and len(weights) == 1 else weights
         if shared.ndim == 1 and sums > 1 and shared.is_cuda:
             shared = shared.expand(clients, -1)  # with sums apart, batched products are the faster ones from the start
-        if sums > 1 or count <= self.rows:
+        if sums > 1:
             x, y = records.x, records.y
             return self.layers.sums(shared, x, y, counts, bound, sums, powers=powers, careful=self.careful)
-        total = weights.new_zeros(1, weights.shape[-1])
-        for start in range(0, count, self.rows):  # one client may be larger than the memory
-            some = slice(start, start + self.rows)
-            limit = None if bound is None else (bound[0][some], bound[1])
-            counted, x, y = None if counts is None else counts[some], records.x[some], records.y[some]
-            total += self.layers.sums(shared, x, y, counted, limit, 1, careful=self.careful)
-        return total
+        return sum_in_blocks(
+            self.layers, shared, records, counts, self.rows, bound=bound, powers=powers, careful=self.careful
+        )
+
+
+def sum_in_blocks(
+    layers: Layered,
+    weights: Tensor,
+    records: Records,
+    counts: Tensor | None,
+    rows: int,
+    *,
+    bound: tuple[Tensor, Norm] | None = None,
+    powers: Callable[[], Tensor] | None = None,
+    careful: bool = False,
+) -> Tensor:
+    """Return one sum over all records under one model [1, d], so many at a time: they may be more than fit the memory.
+
+    counts, bound, powers, careful: as the layers take them.
+    """
+    count = len(records)
+    if count <= rows:
+        return layers.sums(weights, records.x, records.y, counts, bound, 1, powers=powers, careful=careful)
+    total = weights.new_zeros(1, weights.shape[-1])
+    for start in range(0, count, rows):
+        some = slice(start, start + rows)
+        limit = None if bound is None else (bound[0][some], bound[1])
+        counted, x, y = None if counts is None else counts[some], records.x[some], records.y[some]
+        total += layers.sums(weights, x, y, counted, limit, 1, careful=careful)
+    return total
 
 
 def has_late_noise(order: Order) -> bool:

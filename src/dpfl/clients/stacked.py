@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfl.clients.answers import Answers
 from dpfl.clients.chunks import Chunk, Numbers, by_kind
 from dpfl.clients.cores import Cores, one_core
 from dpfl.clients.draws import EachClient, OnDevice, OneStream, draw_sum, room_for
@@ -46,6 +47,7 @@ _GPU_SHARE = 8
 _GPU_GRAPH = 2**28  # numbers below which a step is so short that launching its kernels takes longer than they do
 
 T = TypeVar("T")
+W = TypeVar("W")
 
 
 class StackedClients:
@@ -81,9 +83,9 @@ class StackedClients:
             return Together(charged, lambda weights: self._sum(charged, weights, broadcast, round))
         chunks = self._chunks(by_kind(charged))
         train = partial(self._updates, broadcast, round)
-        updates = list(self._spread(partial(train, careful=False), chunks))
+        updates = list(self._spread(partial(train, careful=False), chunks, tiny=self._is_tiny(chunks)))
         if not all(math.isfinite(_health(chunk, update)) for chunk, update in zip(chunks, updates, strict=True)):
-            updates = list(self._spread(partial(train, careful=True), chunks))
+            updates = list(self._spread(partial(train, careful=True), chunks, tiny=self._is_tiny(chunks)))
         pairs = zip(chunks, updates, strict=True)
         found = {client: update for chunk, rows in pairs for client, update in zip(chunk.clients, rows, strict=True)}
         return {client: found[client] for client in charged}
@@ -92,7 +94,15 @@ class StackedClients:
         self, questions: Sequence[Question], before: Tensor, uploads: Mapping[int, Tensor], after: Tensor
     ) -> dict[Question, dict[int, float]]:
         """Return what clients tell about the models before and after a round, without noise."""
-        return self._loop.answer(questions, before, uploads, after)
+        if self._layers is None or self._layers.random:
+            return self._loop.answer(questions, before, uploads, after)
+        footprint = self._layers.footprint(formed=False)
+        room, rows = min(self._room, _GPU_GRAPH), max(1, max(self._room, _CPU_BLOCK) // footprint)
+        spread = partial(self._spread, tiny=False)
+        answers = Answers(self._pool, room, rows, footprint, spread)
+        tell = {"loss": partial(answers.losses, self._layers, after),
+                "curvature": partial(answers.curvatures, before, uploads)}  # fmt: skip
+        return {question: tell[question]() for question in questions}
 
     def _sum(
         self, charged: Mapping[int, Charged], weights: Mapping[int, float], broadcast: Tensor, round: int
@@ -115,7 +125,9 @@ class StackedClients:
         """Return Σ_i weights[i]·update_i without late noise, and a number that is finite if all went well."""
         work = partial(self._weighted, weights, broadcast, round, careful=careful)
         total = health = None
-        for part, healthy in self._spread(work, chunks):  # which hold until the next are made
+        for part, healthy in self._spread(
+            work, chunks, tiny=self._is_tiny(chunks)
+        ):  # which hold until the next are made
             total = part.clone() if total is None else total + part
             health = healthy.clone() if health is None else health + healthy
         assert total is not None
@@ -217,14 +229,14 @@ class StackedClients:
         rng = self.streams.generator("layers", client=chunk.clients[0], round=round)
         return layer_randomness(rng, self._pool.device)
 
-    def _spread(self, work: Callable[[Layered, Chunk], T], chunks: Sequence[Chunk]) -> Iterator[T]:
-        """Do the work of all chunks, each on a core of its own where there are several; results are in their order."""
+    def _spread(self, work: Callable[[Layered, W], T], pieces: Sequence[W], *, tiny: bool) -> Iterator[T]:
+        """Do all pieces of work, each on a core of its own where there are several; results are in their order."""
         assert self._layers is not None
-        if self._rng is None and torch.get_num_threads() > 1 and len(chunks) > 1 and not self._layers.random:
-            yield from self._cores.spread(work, chunks)
+        if self._rng is None and torch.get_num_threads() > 1 and len(pieces) > 1 and not self._layers.random:
+            yield from self._cores.spread(work, pieces)
             return
-        with one_core() if self._rng is None and self._is_tiny(chunks) else nullcontext():
-            yield from (work(self._layers, chunk) for chunk in chunks)
+        with one_core() if self._rng is None and tiny else nullcontext():
+            yield from (work(self._layers, piece) for piece in pieces)
 
     def repeat(
         self,

@@ -18,10 +18,8 @@ def draw(systems: Sequence[Mapping[str, Any]], path: Path) -> None:
         losses = [[line["validation_loss"] for line in run["history"]] for run in one["runs"]]
         length = min(map(len, losses))  # a mean is of all seeds
         columns = [[run[at] for run in losses] for at in range(length)]
-        means = [None if None in column else statistics.fmean(column) for column in columns]
-        curves.plot(
-            range(1, length + 1), [float("nan") if mean is None else mean for mean in means], label=one["label"]
-        )
+        means = {at: statistics.fmean(column) for at, column in enumerate(columns, start=1) if None not in column}
+        curves.plot(list(means), list(means.values()), label=one["label"])
     curves.set_xlabel("round")
     curves.set_ylabel("mean loss, public validation")
     curves.set_yscale("log")

@@ -75,8 +75,11 @@ class ALIDPFL(PrivateSystem[ALIState]):
 
     @property
     def questions(self) -> tuple[Question, ...]:
-        """Ask for the curvature on clients' data, as the paper does."""
-        return ("curvature",) if self.calibration == "paper" else ()
+        """Ask for the curvature on clients' data, as the paper does where τ depends on it: where rounds are short."""
+        if self.calibration == "tight":
+            return ()
+        apart = [len(value) for value in (self.epsilon, self.delta) if isinstance(value, tuple)]
+        return ("curvature",) if self.rounds < max(self._affordable(max(apart, default=1))) else ()
 
     def promise(self, sizes: Sequence[int]) -> Promise:
         """Promise (ε_i, δ_i) for a record added or removed, against the server."""
@@ -90,7 +93,7 @@ class ALIDPFL(PrivateSystem[ALIState]):
 
     def begin(self, problem: Problem, model: Tensor, feedback: Feedback) -> ALIState:
         """Find out how many local steps each budget allows."""
-        left = affordable_steps(self._order(1), self.budgets(len(problem.sizes)), self.calibration)
+        left = self._affordable(len(problem.sizes))
         state = ALIState(
             problem=problem, model=model, rounds=self.rounds, left=left, total_steps=max(left), steps=1, before=model
         )
@@ -109,12 +112,14 @@ class ALIDPFL(PrivateSystem[ALIState]):
         """Choose τ for the next round; end where nobody can pay for another step."""
         used = {client: min(state.steps, left) for client, left in enumerate(state.left) if client in feedback.uploads}
         left = tuple(count - used.get(client, 0) for client, count in enumerate(state.left))
+        if max(left) == 0:
+            return replace(state, left=left, rounds=state.round)
+        if self.rounds >= state.total_steps:
+            return self._ordering(replace(state, left=left), 1)
         gradient = (state.before - state.model) / (self.lr * state.steps)
         curvature = self._curvature(state, gradient, feedback)
         moved = float(torch.linalg.vector_norm(state.model - state.before))
         state = replace(state, left=left, before=state.model, gradient=gradient, moved=moved)
-        if max(left) == 0:
-            return replace(state, rounds=state.round)
         if not (math.isfinite(curvature) and curvature > 0):  # not known yet, or nothing moved
             return self._ordering(state, state.steps)
         best = optimal_local_steps(
@@ -141,6 +146,9 @@ class ALIDPFL(PrivateSystem[ALIState]):
         if state.gradient is None or state.moved == 0:
             return math.nan
         return float(torch.linalg.vector_norm(gradient - state.gradient)) / state.moved
+
+    def _affordable(self, clients: int) -> tuple[int, ...]:
+        return affordable_steps(self._order(1), self.budgets(clients), self.calibration)
 
     def _order(self, steps: int) -> Order:
         return dpsgd_order(

@@ -542,15 +542,6 @@ def test_ways_are_told_in_words() -> None:
     assert not ways(mlp(), public()).least_squares
 
 
-def test_questions_are_answered_as_by_the_reference_client() -> None:
-    model, data = mlp(), records()
-    ours, theirs = clients(model, data), ReferenceClients(model, data, Streams(0))
-    before = model.weights()
-    uploads = theirs.perform(paid(ORDERS["plain"], (1, 3)), before, 1)
-    asked = ("loss", "curvature")
-    assert ours.answer(asked, before, uploads, before + 0.1) == theirs.answer(asked, before, uploads, before + 0.1)
-
-
 # Pooling before ReLU.
 
 

@@ -104,6 +104,20 @@ def test_only_the_paper_asks_clients_for_their_curvature() -> None:
     assert "gradient" in named
 
 
+@pytest.mark.parametrize("epsilon", [4.0, (1.0, 4.0)])
+def test_where_rounds_are_plenty_nobody_is_asked(epsilon: float | tuple[float, ...]) -> None:
+    short = ALIDPFL(calibration="paper", epsilon=epsilon, sampling_rate=0.1, noise_multiplier=2.0, rounds=1)
+    most = begin(short, (10, 10)).total_steps
+    for rounds, asked in ((most - 1, ("curvature",)), (most, ())):
+        system = replace(short, rounds=rounds)
+        assert system.questions == asked
+        assert len(system.promise((10, 10)).uncounted) == len(asked)
+    state = begin(replace(short, rounds=most), (10, 10))
+    moved = replace(state, model=torch.ones(3), round=1)
+    after = replace(short, rounds=most).adapt(moved, Feedback(None, dict.fromkeys((0, 1), torch.ones(3)), {}))
+    assert (after.steps, after.left) == (1, tuple(left - 1 for left in state.left))
+
+
 @pytest.mark.parametrize("answered", [(0, 1), (0,), (1,)])
 def test_the_curvature_is_a_mean_over_those_who_answered(answered: tuple[int, ...]) -> None:
     # A client whose budget is gone tells nothing: that must not make the loss look flat, and τ* large.

@@ -1,0 +1,70 @@
+"""Answers without noise, as papers' own calibrations ask for them: the loss of a model and its curvature, everywhere.
+
+The same numbers as the reference client's, for many clients at once: small ones together, large ones alone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from dpfl.clients.chunks import cut
+from dpfl.clients.layered import Layered
+from dpfl.clients.local_steps import sum_in_blocks
+from dpfl.clients.pool import Pool
+
+# Work on some clients with a twin of the model, carried out for all of them, on several cores perhaps.
+Work = Callable[[Layered, list[int]], Tensor]
+Spread = Callable[[Work, Sequence[list[int]]], Iterator[Tensor]]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What is needed to answer."""
+
+    pool: Pool
+    room: int  # numbers that several clients may hold at a time
+    rows: int  # records of one client that fit into memory at a time
+    footprint: int  # numbers that are held for a record
+    spread: Spread
+
+    def losses(self, layers: Layered, weights: Tensor) -> dict[int, float]:
+        """Return the mean loss of a model at every client."""
+        model, pool = layers.model, self.pool
+        model.module.eval()
+        parameters = model.split(weights)
+        with torch.no_grad():
+            blocks = [slice(start, min(start + self.rows, pool.gap)) for start in range(0, pool.gap, self.rows)]
+            each = [layers.losses(model.outputs(parameters, pool.x[some]), pool.y[some]).double() for some in blocks]
+            sizes = torch.tensor(pool.sizes, device=pool.device)
+            means = torch.segment_reduce(torch.cat(each), "mean", lengths=sizes)
+            penalty = model.ridge / 2 * weights.double().square().sum() if model.ridge else 0.0
+        return dict(enumerate((means + penalty).tolist()))
+
+    def curvatures(self, before: Tensor, uploads: Mapping[int, Tensor]) -> dict[int, float]:
+        """Return ‖∇F_i(w + u_i) − ∇F_i(w)‖/‖u_i‖ of every client i that uploaded u_i."""
+        clients = sorted(uploads)
+        costs = [4 * before.numel() + self.pool.sizes[client] * self.footprint for client in clients]
+        groups = [[clients[place] for place in places] for places in cut(self.room, costs)]
+        found = list(self.spread(partial(self._curvatures, before, uploads), groups))  # a GPU is not asked in between
+        return dict(sorted(zip(chain(*groups), chain(*(some.tolist() for some in found)), strict=True)))
+
+    def _curvatures(self, before: Tensor, uploads: Mapping[int, Tensor], layers: Layered, clients: list[int]) -> Tensor:
+        updates = torch.stack([uploads[client] for client in clients])
+        batch = self.pool.whole(clients)
+        records = self.pool.take(batch.rows)
+
+        def gradients(models: Tensor) -> Tensor:
+            if len(clients) == 1:
+                return sum_in_blocks(layers, models.view(-1), records, batch.real, self.rows)
+            return layers.sums(models, records.x, records.y, batch.real, None, len(clients))
+
+        changes = gradients(before + updates) - gradients(before)
+        layers.forget()
+        sizes = torch.tensor([self.pool.sizes[client] for client in clients]).to(before)
+        changed, moved = (torch.linalg.vector_norm(rows, dim=1) for rows in (changes, updates))
+        found: Tensor = changed / sizes / moved
+        return found
