@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import Done, dpfl
+from command_line import Done, dpfl, started
 from safetensors.torch import load_file
 
 from dpfl.cli import main
@@ -274,18 +274,12 @@ def test_an_existing_folder_is_an_error_unless_forced(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_says_where_its_rounds_are(tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).with_name("dpfl")), "run", "udp", "--rounds", "100000", "--out", "r"]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts aside would not listen
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while not (tmp_path / "r/metrics.jsonl").exists() and time.monotonic() < deadline:
-                time.sleep(0.1)
-            process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=60)
-        finally:
-            process.kill()
-            signal.signal(signal.SIGINT, before)
+    with started("run", "udp", "--rounds", "100000", "--out", "r", cwd=tmp_path) as process:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "r/metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert said.strip().endswith("the run was interrupted; its finished rounds are in r")
     assert {"certificate.json", "model.safetensors"} <= {path.name for path in (tmp_path / "r").iterdir()}

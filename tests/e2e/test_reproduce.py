@@ -1,10 +1,12 @@
 """`dpfl reproduce` as a user meets it."""
 
 import json
+import signal
+import time
 from pathlib import Path
 
 import pytest
-from command_line import dpfl
+from command_line import dpfl, started
 
 MINE = """
 title = "rounds on digits"
@@ -94,3 +96,39 @@ def test_wrong_input_gets_one_sentence(tmp_path: Path, args: tuple[str, ...], sa
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+def _children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"  # dead, but nobody's child
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to see which processes there are")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_however_a_sweep_ends_its_cells_are_kept_and_its_processes_gone(tmp_path: Path, how: signal.Signals) -> None:
+    slow = MINE.replace("column = 6", "column = 100000").replace("rounds = 6", "rounds = 100000")
+    (tmp_path / "mine.toml").write_text(slow, encoding="utf-8")
+    cells = tmp_path / "r" / "cells" / "mine.jsonl"
+    with started("reproduce", "mine.toml", "--processes", "4", "--out", "r", cwd=tmp_path) as process:
+        until = time.monotonic() + 120
+        while not cells.exists() and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        helpers = _children(process.pid)
+        process.send_signal(how)
+        _, said = process.communicate(timeout=60)
+    if how is signal.SIGINT:
+        assert process.returncode == 130
+        assert "cells are kept, the same command goes on with the rest" in said
+    assert len(helpers) >= 4
+    until = time.monotonic() + 30
+    while any(map(_runs, helpers)):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert all(json.loads(line)["loss"] for line in cells.read_text().splitlines())

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Thread
 
 import torch
 
@@ -107,7 +108,7 @@ def sweep(todo: Sequence[Job], store: Store, *, device: str = "cpu", processes: 
 def _pool(processes: int, threads: int) -> Iterator[ProcessPoolExecutor]:
     """Start processes with so many threads each, and leave none behind: what was interrupted is dropped."""
     pool = ProcessPoolExecutor(
-        processes, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
+        processes, multiprocessing.get_context("spawn"), initializer=_begin_process, initargs=(threads,)
     )
     try:
         yield pool
@@ -117,3 +118,16 @@ def _pool(processes: int, threads: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
+
+
+def _begin_process(threads: int) -> None:
+    torch.set_num_threads(threads)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is gone, killed perhaps: nobody would keep what it trains."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
