@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpfl.clients.chunks import cut
 from dpfl.clients.layered import Layered
-from dpfl.clients.local_steps import sum_in_blocks
+from dpfl.clients.local_steps import sums_of
 from dpfl.clients.pool import Pool
 
 # Work on some clients with a twin of the model, carried out for all of them, on several cores perhaps.
@@ -56,15 +56,12 @@ class Answers:
         updates = torch.stack([uploads[client] for client in clients])
         batch = self.pool.whole(clients)
         records = self.pool.take(batch.rows)
-
-        def gradients(models: Tensor) -> Tensor:
-            if len(clients) == 1:
-                return sum_in_blocks(layers, models.view(-1), records, batch.real, self.rows)
-            return layers.sums(models, records.x, records.y, batch.real, None, len(clients))
-
-        changes = gradients(before + updates) - gradients(before)
+        there, here = (
+            sums_of(layers, models, records, batch.real, len(clients), self.rows)
+            for models in (before + updates, before)
+        )
         layers.forget()
         sizes = torch.tensor([self.pool.sizes[client] for client in clients]).to(before)
-        changed, moved = (torch.linalg.vector_norm(rows, dim=1) for rows in (changes, updates))
+        changed, moved = (torch.linalg.vector_norm(rows, dim=1) for rows in (there - here, updates))
         found: Tensor = changed / sizes / moved
         return found

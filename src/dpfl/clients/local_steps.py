@@ -129,41 +129,38 @@ class LocalSteps:
         if isinstance(order.clip, RecordClip):
             bound = numbers.clip_norms.expand(-1, count // clients).flatten(), order.clip.norm
             powers = partial(self.pool.powers, order.clip.norm, batch.rows)
-        shared = weights[0] if weights.ndim == 2 and len(weights) == 1 else weights
-        if shared.ndim == 1 and sums > 1 and shared.is_cuda:
-            shared = shared.expand(clients, -1)  # with sums apart, batched products are the faster ones from the start
-        if sums > 1:
-            x, y = records.x, records.y
-            return self.layers.sums(shared, x, y, counts, bound, sums, powers=powers, careful=self.careful)
-        return sum_in_blocks(
-            self.layers, shared, records, counts, self.rows, bound=bound, powers=powers, careful=self.careful
+        if weights.ndim == 1 and sums > 1 and weights.is_cuda:
+            weights = weights.expand(clients, -1)  # with sums apart, batched products are faster from the start
+        return sums_of(
+            self.layers, weights, records, counts, sums, self.rows, bound=bound, powers=powers, careful=self.careful
         )
 
 
-def sum_in_blocks(
+def sums_of(
     layers: Layered,
     weights: Tensor,
     records: Records,
     counts: Tensor | None,
+    clients: int,
     rows: int,
     *,
     bound: tuple[Tensor, Norm] | None = None,
     powers: Callable[[], Tensor] | None = None,
     careful: bool = False,
 ) -> Tensor:
-    """Return one sum over all records under one model [1, d], so many at a time: they may be more than fit the memory.
+    """Return each client's sum over its records [clients, d], one client's so many at a time: it may exceed the memory.
 
-    counts, bound, powers, careful: as the layers take them.
+    weights, counts, clients, bound, powers, careful: as the layers take them.
     """
-    count = len(records)
-    if count <= rows:
-        return layers.sums(weights, records.x, records.y, counts, bound, 1, powers=powers, careful=careful)
-    total = weights.new_zeros(1, weights.shape[-1])
-    for start in range(0, count, rows):
+    shared = weights[0] if weights.ndim == 2 and len(weights) == 1 else weights
+    if clients > 1 or len(records) <= rows:
+        return layers.sums(shared, records.x, records.y, counts, bound, clients, powers=powers, careful=careful)
+    total = shared.new_zeros(1, len(shared))
+    for start in range(0, len(records), rows):
         some = slice(start, start + rows)
         limit = None if bound is None else (bound[0][some], bound[1])
         counted, x, y = None if counts is None else counts[some], records.x[some], records.y[some]
-        total += layers.sums(weights, x, y, counted, limit, 1, careful=careful)
+        total += layers.sums(shared, x, y, counted, limit, 1, careful=careful)
     return total
 
 

@@ -83,9 +83,9 @@ class StackedClients:
             return Together(charged, lambda weights: self._sum(charged, weights, broadcast, round))
         chunks = self._chunks(by_kind(charged))
         train = partial(self._updates, broadcast, round)
-        updates = list(self._spread(partial(train, careful=False), chunks, tiny=self._is_tiny(chunks)))
+        updates = list(self._on_chunks(partial(train, careful=False), chunks))
         if not all(math.isfinite(_health(chunk, update)) for chunk, update in zip(chunks, updates, strict=True)):
-            updates = list(self._spread(partial(train, careful=True), chunks, tiny=self._is_tiny(chunks)))
+            updates = list(self._on_chunks(partial(train, careful=True), chunks))
         pairs = zip(chunks, updates, strict=True)
         found = {client: update for chunk, rows in pairs for client, update in zip(chunk.clients, rows, strict=True)}
         return {client: found[client] for client in charged}
@@ -97,9 +97,8 @@ class StackedClients:
         if self._layers is None or self._layers.random:
             return self._loop.answer(questions, before, uploads, after)
         footprint = self._layers.footprint(formed=False)
-        room, rows = min(self._room, _GPU_GRAPH), max(1, max(self._room, _CPU_BLOCK) // footprint)
-        spread = partial(self._spread, tiny=False)
-        answers = Answers(self._pool, room, rows, footprint, spread)
+        room = min(self._room, _GPU_GRAPH)  # what is larger keeps a GPU busy alone, and is filled up to no other's size
+        answers = Answers(self._pool, room, self._rows(footprint), footprint, self._spread)
         tell = {"loss": partial(answers.losses, self._layers, after),
                 "curvature": partial(answers.curvatures, before, uploads)}  # fmt: skip
         return {question: tell[question]() for question in questions}
@@ -125,9 +124,7 @@ class StackedClients:
         """Return Σ_i weights[i]·update_i without late noise, and a number that is finite if all went well."""
         work = partial(self._weighted, weights, broadcast, round, careful=careful)
         total = health = None
-        for part, healthy in self._spread(
-            work, chunks, tiny=self._is_tiny(chunks)
-        ):  # which hold until the next are made
+        for part, healthy in self._on_chunks(work, chunks):  # which hold until the next are made
             total = part.clone() if total is None else total + part
             health = healthy.clone() if health is None else health + healthy
         assert total is not None
@@ -210,8 +207,7 @@ class StackedClients:
 
     def _steps(self, layers: Layered, chunk: Chunk, careful: bool) -> LocalSteps:
         moments = self._moments if self._by_moments(chunk) else None
-        rows = max(1, max(self._room, _CPU_BLOCK) // self._numbers_a_record(chunk))
-        return LocalSteps(layers, self._pool, moments, rows, careful)
+        return LocalSteps(layers, self._pool, moments, self._rows(self._numbers_a_record(chunk)), careful)
 
     def _always(self, chunk: Chunk) -> Callable[[], Batch]:
         """Return all records of the clients in every step, or the clients themselves where moments stand for them."""
@@ -229,13 +225,17 @@ class StackedClients:
         rng = self.streams.generator("layers", client=chunk.clients[0], round=round)
         return layer_randomness(rng, self._pool.device)
 
-    def _spread(self, work: Callable[[Layered, W], T], pieces: Sequence[W], *, tiny: bool) -> Iterator[T]:
+    def _on_chunks(self, work: Callable[[Layered, Chunk], T], chunks: Sequence[Chunk]) -> Iterator[T]:
+        """Do the work of all chunks; results are in their order."""
+        with one_core() if self._rng is None and self._is_tiny(chunks) else nullcontext():
+            yield from self._spread(work, chunks)
+
+    def _spread(self, work: Callable[[Layered, W], T], pieces: Sequence[W]) -> Iterator[T]:
         """Do all pieces of work, each on a core of its own where there are several; results are in their order."""
         assert self._layers is not None
         if self._rng is None and torch.get_num_threads() > 1 and len(pieces) > 1 and not self._layers.random:
             yield from self._cores.spread(work, pieces)
-            return
-        with one_core() if self._rng is None and tiny else nullcontext():
+        else:
             yield from (work(self._layers, piece) for piece in pieces)
 
     def repeat(
@@ -326,6 +326,10 @@ class StackedClients:
         batch = kind.order.batch
         size = room_for(records, max(kind.sampling_rates)) if isinstance(batch, Poisson) else records
         return own + size * self._numbers_a_record(kind)
+
+    def _rows(self, numbers: int) -> int:
+        """Return how many records of one client, of so many numbers each, fit into memory at a time."""
+        return max(1, max(self._room, _CPU_BLOCK) // numbers)
 
     def _numbers_a_record(self, kind: Chunk) -> int:
         assert self._layers is not None

@@ -39,10 +39,9 @@ class Results:
         self.devices: set[str] = set()
         self._seconds: dict[str, float] = {}  # of each cell, which several places may share
         self.places = {
-            (row.label, column.label): self._place(store, row, column, at)
+            (row.label, column.label): self._place(store, row, column, (down, across))
             for down, row in enumerate(experiment.rows)
             for across, column in enumerate(experiment.columns)
-            for at in [(down, across)]
         }
 
     def _place(self, store: Store, row: Line, column: Line, at: tuple[int, int]) -> Place:

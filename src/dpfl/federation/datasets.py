@@ -81,9 +81,9 @@ def femnist(max_kind: int = 0) -> Dataset:
 def cifar10() -> Dataset:
     """Return CIFAR-10: the full set where its archive is found, else a balanced subset; see `source`."""
     (path,) = fetch("cifar10")
-    full = not path.name.endswith(".npz")
-    pool, test = (_cifar_archive if path.name.endswith(".gz") else _cifar_batches if full else _cifar_subset)(path)
-    which = "CIFAR-10, full set" if full else "CIFAR-10, balanced subset"
+    read = {".gz": _cifar_archive, ".bin": _cifar_batches, ".npz": _cifar_subset}[path.suffix]
+    pool, test = read(path)
+    which = "CIFAR-10, balanced subset" if read is _cifar_subset else "CIFAR-10, full set"
     return Dataset("cifar10", pool, test, 10, f"{which}, {_counts(pool, test)}, {path}")
 
 

@@ -114,8 +114,8 @@ class ALIDPFL(PrivateSystem[ALIState]):
         left = tuple(count - used.get(client, 0) for client, count in enumerate(state.left))
         if max(left) == 0:
             return replace(state, left=left, rounds=state.round)
-        if self.rounds >= state.total_steps:
-            return self._ordering(replace(state, left=left), 1)
+        if self.rounds >= state.total_steps:  # τ stays 1
+            return replace(state, left=left)
         gradient = (state.before - state.model) / (self.lr * state.steps)
         curvature = self._curvature(state, gradient, feedback)
         moved = float(torch.linalg.vector_norm(state.model - state.before))
