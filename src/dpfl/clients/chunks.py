@@ -1,5 +1,6 @@
 """Chunks: clients whose orders are of one kind and differ in numbers alone, so that they can train together."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,12 +78,16 @@ class Chunk:
         """Return what is alike in all orders."""
         return _kind(self.order)
 
-    def cut(self, room: int, costs: Sequence[int]) -> Iterator["Chunk"]:
-        """Cut into chunks of clients of much the same cost, each within the room, or of one client."""
-        if max(costs) * len(costs) <= room:
+    def cut(self, room: int, costs: Sequence[int], waste: float = math.inf) -> Iterator["Chunk"]:
+        """Cut into chunks of clients of much the same cost, each within the room, or of one client.
+
+        waste: how much filling clients up to the largest of their chunk may cost.
+        """
+        whole = max(costs) * len(costs)
+        if whole <= room and whole - sum(costs) <= waste:
             yield self
             return
-        for part in cut(room, costs):
+        for part in cut(room, costs, waste):
             yield Chunk([self.clients[i] for i in part], [self.paid[i] for i in part], self.alike)
 
 
@@ -120,15 +125,18 @@ def by_kind(charged: Mapping[int, Charged]) -> list[Chunk]:
     return [Chunk([clients[i] for i in some], [paid[i] for i in some]) for some in members.values()]
 
 
-def cut(room: int, costs: Sequence[int]) -> Iterator[list[int]]:
-    """Put places of much the same cost together, as many as fit the room, or one alone."""
+def cut(room: int, costs: Sequence[int], waste: float = math.inf) -> Iterator[list[int]]:
+    """Put places of much the same cost together, as many as fit the room and waste no more, or one alone."""
     order = sorted(range(len(costs)), key=costs.__getitem__)
-    start = 0
-    for end in range(1, len(order) + 1):
-        # All clients of a chunk are filled up to the largest, which comes last.
-        if end == len(order) or (end + 1 - start) * costs[order[end]] > room:
+    start = used = 0
+    for end, place in enumerate(order):
+        filled = (end + 1 - start) * costs[place]  # a chunk is filled up to the largest, which comes last
+        if end > start and (filled > room or filled - used - costs[place] > waste):
             yield order[start:end]
-            start = end
+            start, used = end, 0
+        used += costs[place]
+    if order:
+        yield order[start:]
 
 
 def _kind(order: Order) -> tuple[object, ...]:

@@ -6,6 +6,7 @@ kernel for each client it is one batched product, where a convolution in groups,
 than a loop. The same patches times the derivatives by the outputs are the gradient of each record.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,33 +40,49 @@ def convolve(
     weight: Tensor,
     bias: Tensor | None,
     *,
+    apart: bool,
     measured: bool,
     recall: dict[str, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
     """Return what is to be kept and the layer's outputs [R, out, H, W], under one kernel or one for each client.
 
-    By patches, which are kept, where there are several kernels, and where gradients are measured and the image is the
-    record itself: the patches are then needed anyway. Else by torch's convolution, and the image is kept.
+    By patches, which are kept, where there are several kernels, and where gradients are wanted apart and the image is
+    the record itself: the patches are then needed anyway. Else by torch's convolution, and the image is kept.
+
+    A GPU is slow to convolve the few channels of a record, and fast later on: there patches are taken of records alone,
+    and if no norms are asked for it convolves client by client.
 
     recall: where the patches of records are remembered, which are the same in every step on the same batch.
     """
-    stride, dilation = _geometry(layer)
     shared = weight.ndim == layer.weight.ndim
-    if shared and (image.requires_grad or not measured):
-        kernel = _channels_last(weight[:, :, None] if weight.ndim == 3 else weight)
-        return image, functional.conv2d(_padded(layer, image), kernel, bias, stride, _plain_padding(layer), dilation)
+    if shared and (image.requires_grad or not (apart or image.is_cuda)):
+        return image, _convolved(layer, image, weight, bias)
+    if image.is_cuda and image.requires_grad and not measured:
+        biases = [None] * len(weight) if bias is None else bias
+        each = zip(image.chunk(len(weight)), weight, biases, strict=True)
+        return image, torch.cat([_convolved(layer, some, kernel, its) for some, kernel, its in each])
     height, width = _grid(layer, image)
     patches = recall.get("patches") if recall is not None else None
     if patches is None:
         patches = _patches(layer, image)
     if recall is not None:
         recall["patches"] = patches
+    channels = 1 if shared else 2
+    kernels = weight.movedim(channels, -1).flatten(channels)
+    kernels = functional.pad(kernels, (0, patches.shape[-1] - kernels.shape[-1]))
     if shared:
-        product = functional.linear(patches, weight.movedim(1, -1).flatten(1), bias)
+        product = functional.linear(patches, kernels, bias)
     else:
-        rows, kernels = patches.reshape(len(weight), -1, patches.shape[-1]), weight.movedim(2, -1).flatten(2)
+        rows = patches.reshape(len(weight), -1, patches.shape[-1])
         product = torch.bmm(rows, kernels.mT) if bias is None else torch.baddbmm(bias[:, None], rows, kernels.mT)
     return patches, product.view(len(image), height, width, -1).permute(0, 3, 1, 2)
+
+
+def _convolved(layer: nn.Conv1d | nn.Conv2d, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Convolve an image with one kernel, by torch."""
+    kernel = _channels_last(weight[:, :, None] if weight.ndim == 3 else weight)
+    stride, dilation = _geometry(layer)
+    return functional.conv2d(_padded(layer, image), kernel, bias, stride, _plain_padding(layer), dilation)
 
 
 class Convolved:
@@ -89,7 +106,7 @@ class Convolved:
         """Add formed gradients, or take the gradient of a client's whole batch."""
         if self._formed is not None:
             return self._named(self._formed.weighted_sum(weights, clients))
-        if clients > 1 or self.image.ndim == 3:
+        if clients > 1 or self.image.ndim == 3 or self.image.is_cuda:  # whose own kernels for this take longer
             return self._named(self._products().weighted_sum(weights, clients))
         scaled = weigh(self.deltas, weights)
         layer, image = self.layer, _padded(self.layer, self.image)
@@ -114,8 +131,8 @@ class Convolved:
     def _named(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """Bring kernels [n, out, height·width·C] into the layer's order [n, out, C, height, width]."""
         channels, *size = self.layer.weight.shape[1:]
-        flat = parts["weight"]
-        ordered = flat.view(*flat.shape[:2], *size, channels).movedim(-1, 2)
+        flat = parts["weight"][..., : channels * math.prod(size)]
+        ordered = flat.reshape(*flat.shape[:2], *size, channels).movedim(-1, 2)
         return parts | {"weight": ordered}
 
 
@@ -165,14 +182,15 @@ def _wide(view: Tensor, types: Sequence[tuple[torch.dtype, torch.dtype, int]]) -
 
 
 def _patches(layer: nn.Conv1d | nn.Conv2d, image: Tensor) -> Tensor:
-    """Return the patches of images [R, C, H, W]."""
+    """Return the patches of images [R, C, H, W]; on a GPU they are filled up to where its fast products begin."""
     last = image.permute(0, 2, 3, 1)
     top, bottom, left, right = _borders(layer)
     if top or bottom or left or right:
         last = functional.pad(last, (0, 0, left, right, top, bottom))
     grid = _grid(layer, image)
     patches: Tensor = _Patches.apply(last, _size(layer), _geometry(layer), grid)  # type: ignore[no-untyped-call]
-    return patches
+    over = patches.shape[-1] % 4 if image.is_cuda else 0
+    return functional.pad(patches, (0, 4 - over)) if over else patches
 
 
 def _grid(layer: nn.Conv1d | nn.Conv2d, image: Tensor) -> tuple[int, int]:

@@ -5,6 +5,7 @@ is recorded once, and then replayed with other numbers in the same places.
 """
 
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,15 +13,16 @@ from torch import Tensor
 Function = Callable[..., tuple[Tensor, Tensor]]
 _Recording = tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], tuple[Tensor, Tensor]]
 
-_MOST = 16  # graphs that are kept: each holds on to the memory it was recorded with
+_MOST = 64  # graphs that are kept: each holds on to its inputs and results
 
 
 class Graphs:
-    """Recorded functions, by what they were recorded for."""
+    """Recorded functions, by what they were recorded for. One runs at a time, so that they share their memory."""
 
     def __init__(self) -> None:
         self._seen: set[Hashable] = set()
         self._recorded: dict[Hashable, _Recording] = {}
+        self._pool: Any = None
 
     def run(self, key: Hashable, function: Function, rng: torch.Generator, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return function(*inputs), replayed if it was called like this before. The results hold until the next call.
@@ -34,7 +36,8 @@ class Graphs:
             if whole not in self._seen or len(self._recorded) == _MOST:  # what happens once is not worth recording
                 self._seen.add(whole)
                 return function(*inputs)
-            self._recorded[whole] = _record(function, rng, inputs)
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            self._recorded[whole] = _record(function, rng, inputs, self._pool)
         graph, places, results = self._recorded[whole]
         for place, one in zip(places, inputs, strict=True):
             place.copy_(one, non_blocking=True)
@@ -42,7 +45,7 @@ class Graphs:
         return results
 
 
-def _record(function: Function, rng: torch.Generator, inputs: tuple[Tensor, ...]) -> _Recording:
+def _record(function: Function, rng: torch.Generator, inputs: tuple[Tensor, ...], pool: Any) -> _Recording:
     places, seed = tuple(one.clone() for one in inputs), rng.initial_seed()
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
@@ -53,6 +56,6 @@ def _record(function: Function, rng: torch.Generator, inputs: tuple[Tensor, ...]
     rng.manual_seed(seed)  # what the rehearsals drew is drawn again
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(rng)
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         results = function(*places)
     return graph, places, results

@@ -48,7 +48,7 @@ class Layered:
         self._seen: list[_Seen] = []
         self._records: Tensor | None = None  # what ran through last
         self._recall: dict[str, dict[str, Tensor]] = {}  # what layers that see them made of them
-        self._measured = False  # whether norms of gradients will be asked for
+        self._apart = self._measured = False  # what will be asked for: `layers.Pass`
         self._mean = False  # whether the loss gives only the mean of a batch
         self.random = False  # whether layers draw random numbers, as dropout does
         self._passed = self._formed = 0  # numbers that go through all layers for a record, and that measuring forms
@@ -102,13 +102,20 @@ class Layered:
         counts: [R], how much each record counts: zero for one that only fills a gap. None where all count once.
         bound: the clip norm of each record [R] and the norm it is meant in; None to clip nothing.
         powers: return Σ|x| or Σx² of each record in that norm [R], where they are known.
-        careful: leave out gradients that are not finite. Else one of them makes the sum not finite.
+        careful: leave out gradients that are not finite, or those of gaps where none are clipped. Else one of them
+            makes the sum not finite.
         """
-        gradients = self.gradients(weights, x, y, powers=powers, measured=bound is not None or clients > 1)
-        if counts is not None:
-            counts = counts.to(weights.dtype)
-            if bound is None:  # a gap's gradient may be anything, and zero times that no zero
-                gradients = {name: part.without(counts == 0) for name, part in gradients.items()}
+        counts = None if counts is None else counts.to(weights.dtype)
+        # What is not clipped record by record is the derivative of one number: the losses, as they count.
+        weighed = bound is None and not careful and not self.model.ridge
+        gradients = self.gradients(
+            weights, x, y, counts if weighed else None,
+            powers=powers, apart=bound is not None or clients > 1, measured=bound is not None,
+        )  # fmt: skip
+        if weighed:
+            counts = None
+        elif bound is None and counts is not None:  # a gap's gradient may be anything, and zero times that no zero
+            gradients = {name: part.without(counts == 0) for name, part in gradients.items()}
         if bound is not None:
             clip_norms, norm = bound
             lengths = _lengths(gradients, norm, exact=careful)
@@ -136,12 +143,14 @@ class Layered:
         weights: Tensor,
         x: Tensor,
         y: Tensor,
+        counts: Tensor | None = None,
         *,
         powers: Callable[[], Tensor] | None = None,
+        apart: bool = True,
         measured: bool = True,
     ) -> dict[str, RecordGradients]:
-        """Run and differentiate: the gradients of the records in each layer."""
-        seen = self.run(weights, x, y, measured=measured)
+        """Run and differentiate: the gradients of the records in each layer, or what they count for."""
+        seen = self.run(weights, x, y, counts, apart=apart, measured=measured)
         with torch.no_grad():
             parts = {
                 one.name: one.kind.gradients(
@@ -155,14 +164,28 @@ class Layered:
                     part.input_powers = powers()
             return self._with_ridge(parts, weights, len(x)) if self.model.ridge else parts
 
-    def run(self, weights: Tensor, x: Tensor, y: Tensor, *, measured: bool = True) -> list[tuple[_Seen, Tensor]]:
-        """Return what went through each layer, with the derivatives of the records' losses by its outputs."""
-        self._weights, self._seen, self._measured = self.model.split(weights.detach()), [], measured
+    def run(
+        self,
+        weights: Tensor,
+        x: Tensor,
+        y: Tensor,
+        counts: Tensor | None = None,
+        *,
+        apart: bool = True,
+        measured: bool = True,
+    ) -> list[tuple[_Seen, Tensor]]:
+        """Return what went through each layer, with the derivatives of the records' losses by its outputs.
+
+        counts: [R], what each loss is multiplied by.
+        """
+        self._weights, self._seen = self.model.split(weights.detach()), []
+        self._apart, self._measured = apart, measured
         if x is not self._records:
             self._records, self._recall = x, {}
         with torch.enable_grad():
             # Row r of a derivative by a layer's outputs is record r's own: records do not mix.
-            total = self.losses(self.module(x), y).sum()
+            losses = self.losses(self.module(x), y)
+            total = losses.sum() if counts is None else losses @ counts.to(losses.dtype)
         deltas = torch.autograd.grad(
             total, [one.outputs for one in self._seen], allow_unused=True, materialize_grads=True
         )
@@ -186,7 +209,7 @@ class Layered:
         parts = {part: self._weights[_named(name, part)] for part, _ in layer.named_parameters()}
         recall = self._recall.setdefault(name, {}) if x is self._records else None
         of_records = _are_the_same(x, self._records)
-        kept, outputs = kind.run(layer, x, parts, Pass(self._measured, recall))
+        kept, outputs = kind.run(layer, x, parts, Pass(self._apart, self._measured, recall))
         if not outputs.requires_grad:
             outputs.requires_grad_()
         self._seen.append(_Seen(name, layer, kind, kept, outputs, outputs._version, of_records))

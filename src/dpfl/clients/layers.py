@@ -21,10 +21,9 @@ Weights = Mapping[str, Tensor]  # by parameter: "weight", "bias"
 class Pass(NamedTuple):
     """What a layer should know about the pass."""
 
-    measured: bool  # whether gradients will be asked for record by record, or client by client
-    recall: (
-        dict[str, Tensor] | None
-    )  # where the layer that sees the records themselves may remember what it made of them
+    apart: bool  # whether gradients will be asked for client by client, or record by record
+    measured: bool  # whether norms will be, record by record
+    recall: dict[str, Tensor] | None  # where a layer that sees the records may remember what it made of them
 
 
 class Kind(Protocol):
@@ -82,7 +81,9 @@ class Convolution:
         if x.ndim == layer.weight.ndim - 1:  # one image without a batch: no rows of records
             raise ValueError("a convolution needs records")
         weight, bias = weights["weight"], weights.get("bias")
-        kept, outputs = convolve(layer, as_image(x), weight, bias, measured=this.measured, recall=this.recall)
+        kept, outputs = convolve(
+            layer, as_image(x), weight, bias, apart=this.apart, measured=this.measured, recall=this.recall
+        )
         return kept, outputs.squeeze(2) if x.ndim == 3 else outputs
 
     def gradients(self, layer: nn.Conv1d | nn.Conv2d, kept: Tensor, deltas: Tensor, *, biased: bool) -> RecordGradients:

@@ -16,7 +16,7 @@ from dpfl.clients.layered import Layered
 from dpfl.clients.least_squares import Moments
 from dpfl.clients.pool import Batch, Pool
 from dpfl.federation import Records
-from dpfl.orders import ClientClip, ModelClip, Norm, Order, RecordClip
+from dpfl.orders import ClientClip, ModelClip, Norm, Order, Poisson, RecordClip
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,11 @@ class LocalSteps:
         if isinstance(order.clip, RecordClip):
             bound = numbers.clip_norms.expand(-1, count // clients).flatten(), order.clip.norm
             powers = partial(self.pool.powers, order.clip.norm, batch.rows)
+        careful = self.careful or (bound is None and isinstance(order.batch, Poisson))  # whose gaps are zeros
         if weights.ndim == 1 and sums > 1 and weights.is_cuda:
             weights = weights.expand(clients, -1)  # with sums apart, batched products are faster from the start
         return sums_of(
-            self.layers, weights, records, counts, sums, self.rows, bound=bound, powers=powers, careful=self.careful
+            self.layers, weights, records, counts, sums, self.rows, bound=bound, powers=powers, careful=careful
         )
 
 

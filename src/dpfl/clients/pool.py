@@ -20,11 +20,15 @@ class Batch(NamedTuple):
     """Where some records of some clients lie in the pool, as many for each client."""
 
     rows: slice | Tensor
-    real: Tensor | None  # one for a record and zero for a gap; None where there are no gaps
+    real: Tensor | None  # one for a record and zero for what fills a gap; None where there are no gaps
 
 
 class Pool:
-    """Records of N clients, one after the other, and a last row of zeros that fills gaps: finite, and nobody's."""
+    """Records of N clients, one after the other, and a last row of zeros that fills gaps: finite, and nobody's.
+
+    In a batch of all of a client's records one of its own fills them: whatever a model makes of it, an infinity
+    perhaps, it makes of the record itself too. Where records are sampled that one may have to stay out, and zeros do.
+    """
 
     def __init__(self, records: Sequence[Records]) -> None:
         self.sizes = [len(one) for one in records]
@@ -46,7 +50,7 @@ class Pool:
         if min(sizes) == longest:
             return Batch((first + each).flatten(), None)
         real = each < torch.tensor(sizes, device=self.device)[:, None]
-        return Batch(torch.where(real, first + each, self.gap).flatten(), real.flatten().to(self.x.dtype))
+        return Batch((first + torch.where(real, each, 0)).flatten(), real.flatten().to(self.x.dtype))
 
     def some(self, clients: Sequence[int], positions: Sequence[NDArray[np.int64]]) -> Batch:
         """Return where some records of each client lie, at these positions among its own."""

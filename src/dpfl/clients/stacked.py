@@ -44,6 +44,7 @@ _CPU_CHUNK = 2**22
 _CPU_BLOCK = 3 * _CPU_CHUNK
 _TINY = 2**18
 _GPU_SHARE = 8
+_GPU_CHUNK = 2**26  # numbers that a GPU has done with by the time that the kernels of one more chunk take to start
 _GPU_GRAPH = 2**28  # numbers below which a step is so short that launching its kernels takes longer than they do
 
 T = TypeVar("T")
@@ -305,12 +306,12 @@ class StackedClients:
         """Cut clients of each kind into chunks that fit the memory, each client so many times."""
         chunks: list[Chunk] = []
         for kind in kinds:
-            if len(kind.clients) * times * self._cost(kind, self._pool.longest) <= self._room:
+            if len(kind.clients) * times * self._cost(kind, self._pool.longest) <= min(self._room, self._waste):
                 chunks.append(kind)
                 continue
             sizes = [self._pool.sizes[client] for client in kind.clients]
             costs = {size: times * self._cost(kind, size) for size in set(sizes)}
-            chunks += kind.cut(self._room, [costs[size] for size in sizes])
+            chunks += kind.cut(self._room, [costs[size] for size in sizes], self._waste)
         return chunks
 
     def _is_tiny(self, chunks: Sequence[Chunk]) -> bool:
@@ -346,6 +347,11 @@ class StackedClients:
         if self._rng is None:
             return _CPU_CHUNK
         return int(torch.cuda.get_device_properties(self._pool.device).total_memory) // 4 // _GPU_SHARE
+
+    @property
+    def _waste(self) -> float:
+        """Return how many numbers clients of a chunk may be filled up with: what a chunk costs by itself."""
+        return math.inf if self._rng is None else _GPU_CHUNK
 
     @cached_property
     def _rng(self) -> torch.Generator | None:

@@ -106,7 +106,7 @@ def _one_by_one(cell: Cell, device: str) -> Record:
         runs.append(
             train(
                 cell.config.system, _federation(data), data.model, seed=seed, device=device, backend=data.backend,
-                evaluate_every=cell.evaluate_every or 10**9,
+                precision=data.precision, evaluate_every=cell.evaluate_every or 10**9,
             )
         )  # fmt: skip
         _tidy(device)

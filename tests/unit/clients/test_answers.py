@@ -89,9 +89,9 @@ def test_a_client_larger_than_the_memory_is_asked_in_blocks() -> None:
     data, seen = records(5, classes=3), []
 
     class Counting(Layered):
-        def run(self, weights: Tensor, x: Tensor, y: Tensor, *, measured: bool = True) -> Any:
+        def run(self, weights: Tensor, x: Tensor, y: Tensor, *given: Any, **wanted: Any) -> Any:
             seen.append(len(x))
-            return super().run(weights, x, y, measured=measured)
+            return super().run(weights, x, y, *given, **wanted)
 
     layers = Counting(model)
 

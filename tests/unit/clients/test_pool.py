@@ -55,12 +55,12 @@ def test_clients_in_another_order_are_not_taken_for_neighbours() -> None:
 @pytest.mark.parametrize(
     ("clients", "values", "reals"),
     [
-        ([0, 2], [1, 2, 0, 21, 22, 23], [1, 1, 0, 1, 1, 1]),
-        ([2, 3], [21, 22, 23, 31, 32, 0], [1, 1, 1, 1, 1, 0]),
-        ([1, 2, 3], [11, 12, 0, 21, 22, 23, 31, 32, 0], [1, 1, 0, 1, 1, 1, 1, 1, 0]),
+        ([0, 2], [1, 2, 1, 21, 22, 23], [1, 1, 0, 1, 1, 1]),
+        ([2, 3], [21, 22, 23, 31, 32, 31], [1, 1, 1, 1, 1, 0]),
+        ([1, 2, 3], [11, 12, 11, 21, 22, 23, 31, 32, 31], [1, 1, 0, 1, 1, 1, 1, 1, 0]),
     ],
 )
-def test_smaller_clients_are_filled_up_with_what_is_nobodys(
+def test_smaller_clients_are_filled_up_with_records_of_their_own(
     clients: list[int], values: list[float], reals: list[float]
 ) -> None:
     rows, real = pool().whole(clients)
@@ -70,7 +70,7 @@ def test_smaller_clients_are_filled_up_with_what_is_nobodys(
     assert pool().take(rows).y.tolist() == [int(value) % 10 for value in values]
 
 
-def test_some_records_of_each_client() -> None:
+def test_some_records_of_each_client_and_what_is_nobodys() -> None:
     rows, real = pool().some([2, 0, 3], [np.array([0, 2]), np.array([], dtype=np.int64), np.array([1])])
     assert found(pool(), rows) == [21, 23, 0, 0, 32, 0]
     assert real.tolist() == [1, 1, 0, 0, 1, 0]
@@ -92,7 +92,7 @@ def test_which_records_are_real_is_said_in_the_precision_of_the_records() -> Non
 def test_tokens_are_pooled_too() -> None:
     words = Pool([Records(torch.tensor([[3, 4]]), torch.tensor([1])), Records(torch.ones(2, 2).long(), torch.ones(2))])
     rows, real = words.whole([0, 1])
-    assert words.take(rows).x.tolist() == [[3, 4], [0, 0], [1, 1], [1, 1]]
+    assert words.take(rows).x.tolist() == [[3, 4], [3, 4], [1, 1], [1, 1]]
     assert real is not None
     assert real.tolist() == [1, 0, 1, 1]
 

@@ -1,5 +1,6 @@
 """The stacked clients on a GPU: the same uploads, the same sums, recorded or not. Skipped where there is no GPU."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -88,6 +89,35 @@ def test_a_replay_draws_what_would_have_been_drawn_without_it(monkeypatch: pytes
     monkeypatch.setattr("dpfl.clients.stacked._GPU_GRAPH", 0)
     for ours, eager in zip(replayed, rounds("ali-cnn"), strict=True):
         assert torch.linalg.vector_norm(ours - eager) <= 1e-4 * torch.linalg.vector_norm(eager)
+
+
+def test_recordings_of_several_kinds_share_their_memory_and_nothing_else() -> None:
+    """Some steps more or less are recorded each for itself; whichever is replayed, its numbers are its own."""
+    model, records = problem("ali-cnn")
+    weights = dict.fromkeys(range(4), 0.25)
+    orders = [replace(ORDERS["steps, records"], steps=steps) for steps in (1, 2, 4)]
+    with products("float32"):
+        stacked = StackedClients(model, records, Streams(1), ways=ways(model, records[1]))
+
+        def sums(order: Order) -> torch.Tensor:
+            return stacked.perform(paid(order), model.weights(), 1, apart=False).weighted_sum(weights)
+
+        eager = [sums(order) for order in orders]
+        for _ in range(3):  # recorded, replayed in turn
+            for order, wanted in zip(orders, eager, strict=True):
+                assert torch.allclose(sums(order), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mlp", "femnist-cnn-small", "ali-cnn"])
+def test_answers_are_those_of_the_reference_client(name: str) -> None:
+    model, records = problem(name)
+    moved = {client: 0.1 * torch.randn_like(model.weights()) for client in (0, 1, 3)}
+    asked = (("loss", "curvature"), model.weights(), moved, model.weights() + moved[0])
+    with products("float32"):
+        ours = StackedClients(model, records, Streams(1), ways=ways(model, records[1])).answer(*asked)
+        theirs = ReferenceClients(model, records, Streams(1)).answer(*asked)
+    for question, told in theirs.items():
+        assert ours[question] == pytest.approx(told, rel=1e-3)
 
 
 def test_a_batch_that_did_not_fit_is_drawn_again_whole(monkeypatch: pytest.MonkeyPatch) -> None:
