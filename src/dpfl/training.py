@@ -204,7 +204,7 @@ def train(
     gone: set[int] = set()  # clients whose budgets could not pay when they were last asked
     try:
         while state.round < state.rounds:
-            scored = validation if system.watches_training or due(state.round + 1) else nobody
+            scored = validation if system.watches_loss or due(state.round + 1) else nobody
             try:
                 with products(config.settings.precision):
                     state, outcome = play(

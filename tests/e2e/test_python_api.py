@@ -175,10 +175,11 @@ def test_a_diverging_training_ends_with_a_certificate_and_no_number(tmp_path: Pa
 def test_evaluating_less_often_changes_only_what_is_looked_at() -> None:
     digits = dpfl.federate("digits", clients=3, seed=1)
     skipped = [True, False, True, False, False]
-    for system in (dpfl.UDP(rounds=5), dpfl.UDP(rounds=5, discount=0.9)):  # which watches the validation loss
+    watching = dpfl.UDP(rounds=5, discount=0.9)  # which must see the validation loss in every round
+    for system in (dpfl.UDP(rounds=5), watching, dpfl.ALIDPFL(rounds=5)):
         often, seldom = (dpfl.train(system, digits, seed=1, evaluate_every=every) for every in (1, 2))
         assert seldom.loss == often.loss
-        for key, looked in (("loss", False), ("validation_loss", system.watches_training)):
+        for key, looked in (("loss", False), ("validation_loss", system.watches_loss)):
             wanted = [
                 line[key] if looked or not skip else None for line, skip in zip(often.history, skipped, strict=True)
             ]

@@ -39,11 +39,11 @@ from dpfl.streams import Streams, device_generator, layer_randomness
 
 # On the CPU a chunk of several clients holds at most this many numbers (16 MiB of float32), which a core keeps near. A
 # client that is larger comes alone, with at most three times as many at a time: of much more the allocator would give
-# the memory back after each step, and ask for it again. A GPU is given an eighth of its memory.
+# the memory back after each step, and ask for it again. A GPU is given a part of its memory, which others may share.
 _CPU_CHUNK = 2**22
 _CPU_BLOCK = 3 * _CPU_CHUNK
 _TINY = 2**18
-_GPU_SHARE = 8
+_GPU_SHARE = 32
 _GPU_CHUNK = 2**26  # numbers that a GPU has done with by the time that the kernels of one more chunk take to start
 _GPU_GRAPH = 2**28  # numbers below which a step is so short that launching its kernels takes longer than they do
 

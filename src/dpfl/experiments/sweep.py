@@ -6,10 +6,11 @@ models do not profit from more. On a GPU the processes share it, since one small
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import Thread
 
 import torch
@@ -59,7 +60,8 @@ def sweep(todo: Sequence[Job], store: Store, *, device: str = "cpu", processes: 
           on_done: OnDone | None = None) -> None:  # fmt: skip
     """Carry out cells and keep them.
 
-    processes: how many at a time; None for one a core, or eight on a GPU. 1 stays in this process.
+    processes: how many at a time; None for one a core, or eight on a GPU. 1 stays in this process. Cells that find no
+        room in a GPU's memory are trained again afterwards, half as many at a time.
 
     Raises what the first cell that could not be carried out raised, after all others are done.
     """
@@ -76,32 +78,39 @@ def sweep(todo: Sequence[Job], store: Store, *, device: str = "cpu", processes: 
         if on_done is not None:
             on_done(job, record, done, len(todo))
 
-    crowded: list[Job] = []  # found no room on the GPU beside the others
-    if count == 1 or len(todo) <= 1:
-        for job in todo:
-            try:
-                keep(job, perform(job.cell, device))
-            except (BadInput, BudgetRefused) as problem:
-                failed.append((job, problem))
-    else:
-        with _pool(min(count, len(todo)), max(1, cores // count)) as pool:
-            running: dict[Future[Record], Job] = {pool.submit(perform, job.cell, device): job for job in todo}
-            while running:
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    job = running.pop(future)
-                    try:
-                        keep(job, future.result())
-                    except (BadInput, BudgetRefused) as problem:
-                        failed.append((job, problem))
-                    except torch.OutOfMemoryError:
-                        crowded.append(job)
-    for job in crowded:
-        with _pool(1, cores) as alone:
-            keep(job, alone.submit(perform, job.cell, device).result())
+    waiting = list(todo)
+    while waiting:
+        count = min(count, len(waiting))
+        crowded: list[Job] = []  # found no room on the GPU beside the others
+        with closing(_outcomes(waiting, device, count, max(1, cores // count))) as outcomes:
+            for job, outcome in outcomes:
+                try:
+                    keep(job, outcome())
+                except (BadInput, BudgetRefused) as problem:
+                    failed.append((job, problem))
+                except torch.OutOfMemoryError:
+                    if count == 1:
+                        raise
+                    crowded.append(job)
+        waiting, count = crowded, max(1, count // 2)
     if failed:
         job, first = failed[0]
         more = f" (and {len(failed) - 1} more cells)" if len(failed) > 1 else ""
         raise type(first)(f"{job.experiment}, {job.place}{more}: {first}")
+
+
+def _outcomes(
+    jobs: Sequence[Job], device: str, processes: int, threads: int
+) -> Generator[tuple[Job, Callable[[], Record]]]:
+    """Carry cells out, several at a time; what came of each is returned, or raised, by the function beside it."""
+    if processes == 1:
+        yield from ((job, partial(perform, job.cell, device)) for job in jobs)
+        return
+    with _pool(processes, threads) as pool:
+        running: dict[Future[Record], Job] = {pool.submit(perform, job.cell, device): job for job in jobs}
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future), future.result
 
 
 @contextmanager

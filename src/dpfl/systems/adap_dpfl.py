@@ -96,6 +96,11 @@ class AdapDPFL(PrivateSystem[AdapState]):
         """Tell that thresholds and noise follow the training."""
         return True
 
+    @property
+    def watches_loss(self) -> bool:
+        """Tell that the noise follows the loss."""
+        return True
+
     def adapt(self, state: AdapState, feedback: Feedback) -> AdapState:
         """Choose the thresholds anew, and lower the noise where the loss has been falling."""
         losses = (*state.losses, self._watched(feedback))[-self.patience - 1 :]

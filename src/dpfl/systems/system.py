@@ -100,6 +100,11 @@ class System(ABC, Generic[S]):
         return False
 
     @property
+    def watches_loss(self) -> bool:
+        """Tell whether `adapt` looks at the loss on public data: it does not, for most systems."""
+        return False
+
+    @property
     def remembers_models(self) -> bool:
         """Tell whether `adapt` changes the model itself, by those before it: it does not, for most systems."""
         return False

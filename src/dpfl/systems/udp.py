@@ -85,6 +85,11 @@ class UDP(PrivateSystem[UDPState]):
         """Tell that CRD does, where it is on."""
         return self.discount is not None
 
+    @property
+    def watches_loss(self) -> bool:
+        """Tell that CRD does, where clients are not asked for theirs."""
+        return self.discount is not None and self.calibration == "tight"
+
     def adapt(self, state: UDPState, feedback: Feedback) -> UDPState:
         """Discount the rounds where the loss fell by less than ζ, and share each budget's rest among those left."""
         if self.discount is None:

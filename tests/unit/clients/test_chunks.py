@@ -1,5 +1,6 @@
 """Clients put together by the kind of their orders, and cut so that they fit the memory."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -88,9 +89,9 @@ def test_the_law_is_that_of_the_noise(noise: Gaussian | Laplace | None, law: Law
 # Cut.
 
 
-def cut(costs: dict[int, int], room: int) -> list[list[int]]:
+def cut(costs: dict[int, int], room: int, waste: float = math.inf) -> list[list[int]]:
     whole = Chunk(list(costs), [Charged(PLAIN, 100 + client) for client in costs])
-    parts = list(whole.cut(room, list(costs.values())))
+    parts = list(whole.cut(room, list(costs.values()), waste))
     assert all([one.records - 100 for one in part.paid] == part.clients for part in parts)  # each with its own order
     return clients_of(parts)
 
@@ -121,6 +122,21 @@ def test_ragged_clients_never_fill_more_than_the_room() -> None:
         parts = cut(costs, room)
         assert sorted(client for part in parts for client in part) == list(range(40))
         assert all(len(part) == 1 or len(part) * max(costs[client] for client in part) <= room for part in parts)
+
+
+def test_what_fills_clients_up_to_the_largest_is_no_more_than_a_chunk_is_worth() -> None:
+    costs = {0: 30, 1: 1, 2: 1, 3: 30, 4: 1}
+    assert cut(costs, 1000, 87) == [[0, 1, 2, 3, 4]]
+    assert cut(costs, 1000, 86) == [[1, 2, 4], [0, 3]]
+    assert cut(dict(enumerate([1, 2, 3, 4, 5])), 1000, 3) == [[0, 1, 2], [3, 4]]
+    assert cut(dict(enumerate([1, 2, 3, 4, 5])), 1000, 0) == [[0], [1], [2], [3], [4]]
+    ragged = {client: 1 + client * client % 17 for client in range(40)}
+    for waste in (0, 5, 40):
+        parts = cut(ragged, 100, waste)
+        assert sorted(client for part in parts for client in part) == list(range(40))
+        for part in parts:
+            mine = [ragged[client] for client in part]
+            assert len(part) == 1 or len(part) * max(mine) - sum(mine) <= waste
 
 
 # What differs among clients.

@@ -1,10 +1,14 @@
 """Cells are trained once, kept as they are done, and found again."""
 
 import json
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from dpfl.errors import BadInput
 from dpfl.experiments import sweep as sweeping
@@ -15,7 +19,7 @@ from dpfl.experiments.reading import load
 from dpfl.experiments.results import Results
 from dpfl.experiments.run import reproduce
 from dpfl.experiments.store import Store
-from dpfl.experiments.sweep import jobs_of, missing, sweep
+from dpfl.experiments.sweep import Job, jobs_of, missing, sweep
 
 TEXT = """
 title = "digits"
@@ -145,6 +149,42 @@ def test_two_processes_find_what_one_finds(experiment: Experiment, tmp_path: Pat
     )
     assert one == two
     assert len(one) == 4
+
+
+def cramped(cell: Cell, device: str) -> dict[str, object]:
+    """Stand in for a training that fills a GPU's memory, so that no other finds room beside it."""
+    room = Path(device)
+    try:
+        room.mkdir()
+    except FileExistsError:
+        raise torch.OutOfMemoryError from None
+    time.sleep(0.3)
+    room.rmdir()
+    return {"key": cell.key}
+
+
+def test_cells_that_find_no_room_beside_others_are_trained_again_fewer_at_a_time(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "perform", cramped)
+    monkeypatch.setattr(sweeping, "as_device", lambda device: None)
+    todo, store, seen = missing([experiment], Store(tmp_path), 1)[:6], Store(tmp_path), []
+    counts: list[int] = []
+    outcomes = sweeping._outcomes
+
+    def counting(jobs: Sequence[Job], device: str, processes: int, threads: int) -> Any:
+        counts.append(processes)
+        return outcomes(jobs, device, processes, threads)
+
+    monkeypatch.setattr(sweeping, "_outcomes", counting)
+    sweep(todo, store, device=str(tmp_path / "room"), processes=3, on_done=lambda *told: seen.append(told[2:]))
+    assert set(store.records) == {job.cell.key for job in todo}
+    assert seen == [(at + 1, 6) for at in range(6)]
+    assert counts == [3, 1]
+
+    (tmp_path / "room").mkdir()  # taken for good
+    with pytest.raises(torch.OutOfMemoryError):
+        sweep(todo[:1], store, device=str(tmp_path / "room"))
 
 
 HISTORY = {"round": [2, 4, 6], "loss": [3.0, None, 1.0], "accuracy": [0.1, 0.2, 0.3], "local_steps": [1, 5, 2]}
