@@ -22,6 +22,11 @@ _PAIRS = ((torch.float32, torch.complex64, 2), (torch.float64, torch.complex128,
 _WIDE = ((torch.float32, torch.complex128, 4), *_PAIRS)
 
 
+def _on_gpu(x: Tensor) -> bool:
+    """Tell whose ways are the faster ones; both lead to the same numbers, wherever they are taken."""
+    return x.is_cuda
+
+
 def as_image(x: Tensor) -> Tensor:
     """View signals [R, C, L] as images of height 1 and keep images [R, C, H, W], channels last in memory."""
     return _channels_last(x[:, :, None] if x.ndim == 3 else x)
@@ -55,20 +60,22 @@ def convolve(
     recall: where the patches of records are remembered, which are the same in every step on the same batch.
     """
     shared = weight.ndim == layer.weight.ndim
-    if shared and (image.requires_grad or not (apart or image.is_cuda)):
+    if shared and (image.requires_grad or not (apart or _on_gpu(image))):
         return image, _convolved(layer, image, weight, bias)
-    if image.is_cuda and image.requires_grad and not measured:
+    if _on_gpu(image) and image.requires_grad and not measured:
         biases = [None] * len(weight) if bias is None else bias
         each = zip(image.chunk(len(weight)), weight, biases, strict=True)
         return image, torch.cat([_convolved(layer, some, kernel, its) for some, kernel, its in each])
     height, width = _grid(layer, image)
     patches = recall.get("patches") if recall is not None else None
     if patches is None:
-        patches = _patches(layer, image)
+        patches = _patches(layer, image, biased=bias is not None)
     if recall is not None:
         recall["patches"] = patches
     channels = 1 if shared else 2
     kernels = weight.movedim(channels, -1).flatten(channels)
+    if bias is not None and patches.shape[-1] > kernels.shape[-1]:
+        kernels, bias = torch.cat([kernels, bias[..., None]], dim=-1), None
     kernels = functional.pad(kernels, (0, patches.shape[-1] - kernels.shape[-1]))
     if shared:
         product = functional.linear(patches, kernels, bias)
@@ -106,7 +113,7 @@ class Convolved:
         """Add formed gradients, or take the gradient of a client's whole batch."""
         if self._formed is not None:
             return self._named(self._formed.weighted_sum(weights, clients))
-        if clients > 1 or self.image.ndim == 3 or self.image.is_cuda:  # whose own kernels for this take longer
+        if clients > 1 or self.image.ndim == 3 or _on_gpu(self.image):  # whose own kernels for this take longer
             return self._named(self._products().weighted_sum(weights, clients))
         scaled = weigh(self.deltas, weights)
         layer, image = self.layer, _padded(self.layer, self.image)
@@ -124,24 +131,32 @@ class Convolved:
         return Convolved(self.layer, silenced(self.image, rows), silenced(self.deltas, rows), biased=self.biased)
 
     def _products(self) -> Products:
-        patches = self.image if self.image.ndim == 3 else _patches(self.layer, self.image)
+        patches = self.image if self.image.ndim == 3 else _patches(self.layer, self.image, biased=self.biased)
         deltas = self.deltas.permute(0, 2, 3, 1).flatten(1, 2)
-        return Products(patches, deltas, biased=self.biased)
+        return Products(patches, deltas, biased=self.biased and not _on_gpu(patches))
 
     def _named(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Bring kernels [n, out, height·width·C] into the layer's order [n, out, C, height, width]."""
+        """Bring kernels [n, out, height·width·C …] into the layer's order [n, out, C, height, width]."""
         channels, *size = self.layer.weight.shape[1:]
-        flat = parts["weight"][..., : channels * math.prod(size)]
-        ordered = flat.reshape(*flat.shape[:2], *size, channels).movedim(-1, 2)
-        return parts | {"weight": ordered}
+        flat, width = parts["weight"], channels * math.prod(size)
+        named = parts | {"weight": flat[..., :width].reshape(*flat.shape[:2], *size, channels).movedim(-1, 2)}
+        return named if "bias" in named or not self.biased else named | {"bias": flat[..., width]}
 
 
 class _Patches(torch.autograd.Function):
-    """The patches [R, H'·W', height·width·C] of images [R, H, W, C] that are already padded."""
+    """The patches [R, H'·W', height·width·C …] of images [R, H, W, C] that are already padded."""
 
     @staticmethod
-    def forward(context: Any, image: Tensor, size: tuple[int, int], geometry: _Pairs, grid: tuple[int, int]) -> Tensor:
-        """Copy each patch; C numbers at a time lie side by side, or all of a line of the kernel."""
+    def forward(
+        context: Any,
+        image: Tensor,
+        size: tuple[int, int],
+        geometry: _Pairs,
+        grid: tuple[int, int],
+        ones: int,
+        zeros: int,
+    ) -> Tensor:
+        """Copy each patch, followed by ones and zeros; C numbers lie side by side, or all of a line of the kernel."""
         context.shape, context.size, context.geometry, context.grid = image.shape, size, geometry, grid
         rows, _, _, channels = image.shape
         (down, right), (further_down, further_right) = geometry
@@ -152,45 +167,56 @@ class _Patches(torch.autograd.Function):
         )
         if further_right == 1 and pixel == channels and channel == 1:
             view = view.as_strided((rows, *grid, size[0], size[1] * channels), (*view.stride()[:4], 1))
-        patches = _wide(view, _WIDE).contiguous().view(image.dtype)
-        return patches.view(rows, grid[0] * grid[1], size[0] * size[1] * channels)
+        width = size[0] * size[1] * channels
+        patches = image.new_empty(rows, grid[0] * grid[1], width + ones + zeros)
+        target, source = _wide(_WIDE, patches[..., :width].view(view.shape), view)
+        target.copy_(source)
+        patches[..., width : width + ones].fill_(1)
+        patches[..., width + ones :].fill_(0)
+        return patches
 
     @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         """Add up what each pixel got from all patches it is in, one place of the kernel at a time."""
         rows, _, _, channels = context.shape
         (height, width), (size_down, size_right) = context.grid, context.size
         (down, right), (further_down, further_right) = context.geometry
-        patches = gradients[0].reshape(rows, height, width, size_down, size_right, channels)
-        patches = _wide(patches, _PAIRS)  # complex numbers are added part by part
+        patches = gradients[0][..., : size_down * size_right * channels]
+        patches = patches.reshape(rows, height, width, size_down, size_right, channels)
+        (patches,) = _wide(_PAIRS, patches)  # complex numbers are added part by part
         image = patches.new_zeros(*context.shape[:3], patches.shape[-1])
         for i in range(size_down):
             for j in range(size_right):
                 top, left = i * further_down, j * further_right
                 place = image[:, top : top + down * height : down, left : left + right * width : right]
                 place.add_(patches[:, :, :, i, j])
-        return image.view(gradients[0].dtype), None, None, None
+        return image.view(gradients[0].dtype), None, None, None, None, None
 
 
-def _wide(view: Tensor, types: Sequence[tuple[torch.dtype, torch.dtype, int]]) -> Tensor:
+def _wide(types: Sequence[tuple[torch.dtype, torch.dtype, int]], *views: Tensor) -> tuple[Tensor, ...]:
     """View numbers that lie side by side as fewer, wider ones: what is moved number by number moves so much faster."""
-    steps = (view.shape[-1], view.storage_offset(), *view.stride()[:-1])
+    steps = [step for view in views for step in (view.shape[-1], view.storage_offset(), *view.stride()[:-1])]
     for narrow, wide, times in types:
-        if view.dtype is narrow and view.stride(-1) == 1 and all(step % times == 0 for step in steps):
-            return view.view(wide)
-    return view
+        dense = all(view.dtype is narrow and view.stride(-1) == 1 for view in views)
+        if dense and all(step % times == 0 for step in steps):
+            return tuple(view.view(wide) for view in views)
+    return views
 
 
-def _patches(layer: nn.Conv1d | nn.Conv2d, image: Tensor) -> Tensor:
-    """Return the patches of images [R, C, H, W]; on a GPU they are filled up to where its fast products begin."""
+def _patches(layer: nn.Conv1d | nn.Conv2d, image: Tensor, *, biased: bool) -> Tensor:
+    """Return the patches of images [R, C, H, W].
+
+    On a GPU a one follows each, which the bias is multiplied by, and zeros up to where its fast products begin.
+    """
     last = image.permute(0, 2, 3, 1)
     top, bottom, left, right = _borders(layer)
     if top or bottom or left or right:
         last = functional.pad(last, (0, 0, left, right, top, bottom))
-    grid = _grid(layer, image)
-    patches: Tensor = _Patches.apply(last, _size(layer), _geometry(layer), grid)  # type: ignore[no-untyped-call]
-    over = patches.shape[-1] % 4 if image.is_cuda else 0
-    return functional.pad(patches, (0, 4 - over)) if over else patches
+    ones = int(biased and _on_gpu(image))
+    zeros = -(layer.weight[0].numel() + ones) % 4 if _on_gpu(image) else 0
+    what = last, _size(layer), _geometry(layer), _grid(layer, image), ones, zeros
+    patches: Tensor = _Patches.apply(*what)  # type: ignore[no-untyped-call]
+    return patches
 
 
 def _grid(layer: nn.Conv1d | nn.Conv2d, image: Tensor) -> tuple[int, int]:

@@ -108,7 +108,15 @@ def test_a_module_that_is_itself_a_layer() -> None:
     assert_right(nn.Linear(4, CLASSES), numbers(4))
 
 
-# Convolutions.
+# Convolutions, by the ways of a CPU and by those of a GPU, which give the same numbers anywhere.
+
+
+@pytest.fixture(params=["CPU", "GPU"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpfl.clients.convolution._on_gpu", lambda x: request.param == "GPU")
+
+
+both_ways = pytest.mark.usefixtures("way")
 
 CONVOLUTIONS = {
     "plain": {},
@@ -128,6 +136,7 @@ CONVOLUTIONS = {
 }
 
 
+@both_ways
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolution(name: str, bias: bool) -> None:
@@ -135,6 +144,7 @@ def test_convolution(name: str, bias: bool) -> None:
     assert_right(Bend(layer), numbers(2, 6, 7))
 
 
+@both_ways
 @pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize(
     "options",
@@ -148,6 +158,7 @@ def test_convolution_of_signals(options: dict[str, int], channels: int) -> None:
     assert_right(Bend(nn.Conv1d(channels, 3, **({"kernel_size": 3} | options))), numbers(channels, 9))
 
 
+@both_ways
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_convolution_behind_another_hands_derivatives_on(bias: bool) -> None:
     # The image of the second is no record: torch's convolution and, with own kernels, the patches' backward are used.
@@ -159,11 +170,13 @@ def test_a_convolution_behind_another_hands_derivatives_on(bias: bool) -> None:
     assert_right(Bend(nn.Sequential(*layers)), numbers(1, 6, 5))
 
 
+@both_ways
 def test_a_signal_behind_another_hands_derivatives_on() -> None:
     layers = nn.Conv1d(2, 3, 3, stride=2, padding=1), nn.Tanh(), nn.Conv1d(3, 2, 2, dilation=2)
     assert_right(Bend(nn.Sequential(*layers)), numbers(2, 9))
 
 
+@both_ways
 def test_other_records_and_other_weights_are_not_taken_for_the_last_ones() -> None:
     model = Model(Bend(nn.Conv2d(1, 2, 3)).double(), cross_entropy)
     twin, y, bound = Layered(model), torch.zeros(RECORDS).long(), (torch.full((RECORDS,), 0.1, dtype=torch.float64), 2)
@@ -178,6 +191,7 @@ def test_other_records_and_other_weights_are_not_taken_for_the_last_ones() -> No
             torch.testing.assert_close(again, alone, rtol=1e-9, atol=1e-10)
 
 
+@both_ways
 @pytest.mark.parametrize("last", [True, False])
 def test_images_may_lie_in_memory_as_they_like(last: bool) -> None:
     x = numbers(2, 6, 7)
