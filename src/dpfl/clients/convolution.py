@@ -74,9 +74,9 @@ def convolve(
         recall["patches"] = patches
     channels = 1 if shared else 2
     kernels = weight.movedim(channels, -1).flatten(channels)
-    if bias is not None and patches.shape[-1] > kernels.shape[-1]:
-        kernels, bias = torch.cat([kernels, bias[..., None]], dim=-1), None
-    kernels = functional.pad(kernels, (0, patches.shape[-1] - kernels.shape[-1]))
+    if _on_gpu(patches):  # they end in a one for the bias, and in zeros
+        ended = kernels if bias is None else torch.cat([kernels, bias[..., None]], dim=-1)
+        kernels, bias = functional.pad(ended, (0, patches.shape[-1] - ended.shape[-1])), None
     if shared:
         product = functional.linear(patches, kernels, bias)
     else:
