@@ -4,7 +4,7 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -126,6 +126,7 @@ def train(
     device: str = "cpu",
     precision: Precision = "float32",
     evaluate_every: int = 1,
+    evaluate_after: Collection[int] = (),
     ledger: str | Path | None = None,
     out: str | Path | None = None,
     force: bool = False,
@@ -139,6 +140,7 @@ def train(
     seed: repeats the run bit for bit, its noise included, so it is for simulations; None draws noise from the system.
     evaluate_every: rounds between looks at the public validation and the test split; a system that watches its training
         looks at the former after every round.
+    evaluate_after: rounds after which to look as well.
     ledger: an existing ledger file to charge, which other runs share and whose owner may have limited each client; None
         for a ledger of this run alone.
     out: folder to keep the run in; an existing one is refused unless `force`.
@@ -197,7 +199,8 @@ def train(
     def due(round: int) -> bool:
         """Tell whether the model is to be scored after a round."""
         # A round after which nobody can pay was the last one, and that is known only afterwards.
-        return round % evaluate_every == 0 or round >= state.rounds or system.until_spent
+        seen = round % evaluate_every == 0 or round in evaluate_after
+        return seen or round >= state.rounds or system.until_spent
 
     nobody = Records(validation.x[:0], validation.y[:0])
     history: list[Metrics] = []

@@ -1,7 +1,8 @@
 """One cell of an experiment: a config with all its repetitions, carried out; or a question to a planner.
 
 A system that orders the same in every repetition is trained as one program (`repeat`). One that watches its training,
-or repetitions that share the data out anew, are trained one after the other.
+or repetitions that share the data out anew, are trained one after the other. Where noise is given, a budget only says
+when to stop: cells that differ in nothing else are one training, looked at wherever one of them ends.
 """
 
 import gc
@@ -19,13 +20,15 @@ from typing import Any
 import torch
 
 from dpfl import __version__
+from dpfl.comparison import rehearse
 from dpfl.config import Config, Settings
-from dpfl.errors import Caution
+from dpfl.errors import BadInput, Caution
 from dpfl.federation import Federation
 from dpfl.planning import NUMBERS, Constants, Task, make
 from dpfl.precision import products
 from dpfl.privacy.certificate import Certificate
 from dpfl.repetitions import Repetitions, repeat, repeatable
+from dpfl.streams import Streams
 from dpfl.training import Run, federation_of, train
 
 Record = dict[str, Any]  # what came of a cell, as plain data for JSON
@@ -59,6 +62,23 @@ class Cell:
         return not self.fresh_data and repeatable(self.config.system)
 
     @property
+    def course(self) -> tuple[str, int] | None:
+        """Return a fingerprint of the trainings of which this is the beginning, and after how many rounds it ends.
+
+        None where it is like no other, or cannot be carried out at all.
+        """
+        if self.together or self.ask is not None or self.evaluate_every is not None:
+            return None
+        try:
+            found = self.config.system.course(self.config.settings.clients)
+        except BadInput:  # which will be said where it is carried out
+            return None
+        if found is None:
+            return None
+        shared, rounds = found
+        return replace(self, config=replace(self.config, system=shared)).key, rounds
+
+    @property
     def key(self) -> str:
         """Return a fingerprint of everything that the result depends on."""
         settings = self.config.settings
@@ -70,25 +90,24 @@ class Cell:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def perform(cell: Cell, device: str) -> Record:
-    """Carry a cell out and return what came of it."""
-    started = time.perf_counter()
-    with warnings.catch_warnings(), products(cell.config.settings.precision):
+def perform(cells: Sequence[Cell], device: str) -> list[Record]:
+    """Carry out one cell, or several on one course, and return what came of each."""
+    started, first = time.perf_counter(), cells[0]
+    with warnings.catch_warnings(), products(first.config.settings.precision):
         warnings.simplefilter("ignore", Caution)  # what they say stands in the table: the true ε
-        if cell.ask is not None:
-            found = _planned(cell, cell.ask)
-        elif cell.together:
-            found = _together(cell, device)
+        if first.ask is not None:
+            found = [_planned(first, first.ask)]
+        elif first.together:
+            found = [_together(first, device)]
         else:
-            found = _one_by_one(cell, device)
+            found = _one_by_one(cells, device)
     _tidy(device)
-    return {
-        "key": cell.key,
-        **found,
-        "seconds": round(time.perf_counter() - started, 3),
+    same = {
+        "seconds": round((time.perf_counter() - started) / len(cells), 3),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "date": datetime.now(UTC).date().isoformat(),
     }
+    return [{"key": cell.key, **one, **same} for cell, one in zip(cells, found, strict=True)]
 
 
 def _planned(cell: Cell, ask: Ask) -> Record:
@@ -99,17 +118,38 @@ def _planned(cell: Cell, ask: Ask) -> Record:
     return {"answer": _short(getattr(plan.best, ask.number))}
 
 
-def _one_by_one(cell: Cell, device: str) -> Record:
+def _one_by_one(cells: Sequence[Cell], device: str) -> list[Record]:
+    """Train the longest of the cells, one repetition after the other, and look where each of them ends."""
+    ends = [None if len(cells) == 1 or cell.course is None else cell.course[1] for cell in cells]
+    cell = max(zip(ends, cells, strict=True), key=lambda pair: pair[0] or 0)[1]
     runs = []
     for seed in range(cell.seed, cell.seed + cell.repetitions):
         data = replace(cell.config.settings, data_seed=seed if cell.fresh_data else cell.seed)
-        runs.append(
-            train(
-                cell.config.system, _federation(data), data.model, seed=seed, device=device, backend=data.backend,
-                precision=data.precision, evaluate_every=cell.evaluate_every or 10**9,
-            )
+        run = train(
+            cell.config.system, _federation(data), data.model, seed=seed, device=device, backend=data.backend,
+            precision=data.precision, evaluate_every=cell.evaluate_every or 10**9,
+            evaluate_after={end for end in ends if end is not None},
         )  # fmt: skip
+        sizes = _federation(data).sizes
+        runs.append(
+            [
+                run if one is cell else _beginning(run, one, end, sizes, seed)
+                for one, end in zip(cells, ends, strict=True)
+            ]
+        )
         _tidy(device)
+    return [_recorded(one, list(its)) for one, its in zip(cells, zip(*runs, strict=True), strict=True)]
+
+
+def _beginning(run: Run, cell: Cell, end: int | None, sizes: Sequence[int], seed: int) -> Run:
+    """Return the training of a cell that ends earlier on the same course, with what it really spent."""
+    history = run.history[:end]
+    certificate = rehearse(cell.config.system, sizes, Streams(seed))
+    accuracy, loss = history[-1]["accuracy"], history[-1]["loss"]
+    return replace(run, rounds=len(history), history=history, accuracy=accuracy, loss=loss, certificate=certificate)
+
+
+def _recorded(cell: Cell, runs: Sequence[Run]) -> Record:
     return {
         "loss": _shorts(one.loss for one in runs),
         "accuracy": _shorts(one.accuracy for one in runs),

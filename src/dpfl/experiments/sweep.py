@@ -7,7 +7,7 @@ models do not profit from more. On a GPU the processes share it, since one small
 import multiprocessing
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -78,20 +78,21 @@ def sweep(todo: Sequence[Job], store: Store, *, device: str = "cpu", processes: 
         if on_done is not None:
             on_done(job, record, done, len(todo))
 
-    waiting = list(todo)
+    waiting = _trainings(todo)
     while waiting:
         count = min(count, len(waiting))
-        crowded: list[Job] = []  # found no room on the GPU beside the others
+        crowded: list[list[Job]] = []  # found no room on the GPU beside the others
         with closing(_outcomes(waiting, device, count, max(1, cores // count))) as outcomes:
-            for job, outcome in outcomes:
+            for jobs, outcome in outcomes:
                 try:
-                    keep(job, outcome())
+                    for job, record in zip(jobs, outcome(), strict=True):
+                        keep(job, record)
                 except (BadInput, BudgetRefused) as problem:
-                    failed.append((job, problem))
+                    failed += [(job, problem) for job in jobs]
                 except torch.OutOfMemoryError:
                     if count == 1:
                         raise
-                    crowded.append(job)
+                    crowded.append(jobs)
         waiting, count = crowded, max(1, count // 2)
     if failed:
         job, first = failed[0]
@@ -99,15 +100,25 @@ def sweep(todo: Sequence[Job], store: Store, *, device: str = "cpu", processes: 
         raise type(first)(f"{job.experiment}, {job.place}{more}: {first}")
 
 
+def _trainings(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Put cells together that are one training, of which some end before others."""
+    found: dict[str, list[Job]] = {}
+    for job in jobs:
+        course = job.cell.course
+        found.setdefault(job.cell.key if course is None else course[0], []).append(job)
+    return list(found.values())
+
+
 def _outcomes(
-    jobs: Sequence[Job], device: str, processes: int, threads: int
-) -> Generator[tuple[Job, Callable[[], Record]]]:
-    """Carry cells out, several at a time; what came of each is returned, or raised, by the function beside it."""
+    trainings: Sequence[list[Job]], device: str, processes: int, threads: int
+) -> Generator[tuple[list[Job], Callable[[], list[Record]]]]:
+    """Carry cells out, several at a time; what came of them is returned, or raised, by the function beside them."""
+    cells = [[job.cell for job in jobs] for jobs in trainings]
     if processes == 1:
-        yield from ((job, partial(perform, job.cell, device)) for job in jobs)
+        yield from ((jobs, partial(perform, its, device)) for jobs, its in zip(trainings, cells, strict=True))
         return
     with _pool(processes, threads) as pool:
-        running: dict[Future[Record], Job] = {pool.submit(perform, job.cell, device): job for job in jobs}
+        running = {pool.submit(perform, its, device): jobs for jobs, its in zip(trainings, cells, strict=True)}
         while running:
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 yield running.pop(future), future.result

@@ -61,6 +61,17 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
         """Tell whether the server makes more of the models than their sum."""
         return self.server_momentum > 0 or self.averaged > 0
 
+    def course(self, clients: int) -> "tuple[DPSGDFedAvg, int] | None":
+        """Return the same with another budget, where noise is given: then all clients stop at once, sooner or later."""
+        apart = self.cohort is not None or isinstance(self.epsilon, tuple) or isinstance(self.delta, tuple)
+        if self.noise_multiplier is None or self.remembers_models or apart:
+            return None
+        (paid,) = affordable_steps(self._order(self.noise_multiplier), self.budgets(1), self.calibration)
+        if paid < self.local_steps:
+            return None  # as `begin` will say
+        any_budget = replace(self, rounds=1, epsilon=1.0, delta=1e-5, calibration="tight")
+        return any_budget, min(self.rounds, paid // self.local_steps)
+
     def promise(self, sizes: Sequence[int]) -> Promise:
         """Promise (ε_i, δ_i) for a record added or removed, against the server."""
         return Promise(

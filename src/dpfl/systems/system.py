@@ -109,6 +109,14 @@ class System(ABC, Generic[S]):
         """Tell whether `adapt` changes the model itself, by those before it: it does not, for most systems."""
         return False
 
+    def course(self, clients: int) -> "tuple[System[S], int] | None":
+        """Return what decides how each round goes, and how many rounds of it are trained.
+
+        Trainings on the same course are the same as far as the shorter one goes: they differ in their budgets, which
+        decide how long each may go on. None where a round depends on how many there will be, as noise mostly does.
+        """
+        return None
+
     @property
     def questions(self) -> tuple[Question, ...]:
         """Return what clients are asked for without noise, which only a paper's own calibration may do."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dpfl.errors import BadInput
+from dpfl.experiments import cells
 from dpfl.experiments import sweep as sweeping
 from dpfl.experiments.cells import Cell, perform, restored
 from dpfl.experiments.cost import flops, seconds
@@ -20,6 +21,7 @@ from dpfl.experiments.results import Results
 from dpfl.experiments.run import reproduce
 from dpfl.experiments.store import Store
 from dpfl.experiments.sweep import Job, jobs_of, missing, sweep
+from dpfl.systems.dpsgd_fedavg import DPSGDFedAvg
 
 TEXT = """
 title = "digits"
@@ -66,11 +68,11 @@ def test_every_cell_is_kept_as_soon_as_it_is_done_and_never_trained_again(
     todo = missing([experiment], Store(out), 1)
     performed: list[str] = []
 
-    def until_the_fourth(cell: Cell, device: str) -> dict[str, object]:
+    def until_the_fourth(these: Sequence[Cell], device: str) -> list[dict[str, object]]:
         if len(performed) == 3:
             raise KeyboardInterrupt
-        performed.append(cell.key)
-        return perform(cell, device)
+        performed.extend(cell.key for cell in these)
+        return perform(these, device)
 
     monkeypatch.setattr(sweeping, "perform", until_the_fourth)
     with pytest.raises(KeyboardInterrupt):
@@ -151,7 +153,71 @@ def test_two_processes_find_what_one_finds(experiment: Experiment, tmp_path: Pat
     assert len(one) == 4
 
 
-def cramped(cell: Cell, device: str) -> dict[str, object]:
+COURSE = """
+title = "digits"
+measure = "accuracy"
+repetitions = 2
+fresh_data = true
+rows = [{ label = "1", local_steps = 1 }, { label = "3", local_steps = 3 }]
+columns = [
+  { label = "1, 12", epsilon = 1.0, rounds = 12 },
+  { label = "2, 12", epsilon = 2.0, rounds = 12 },
+  { label = "2, 5", epsilon = 2.0, rounds = 5 },
+  { label = "0.8, 12", epsilon = 0.8, rounds = 12 },
+]
+
+[base]
+system = "dpsgd-fedavg"
+calibration = "paper"
+delta = 1e-3
+clients = 4
+partition = "dirichlet:0.5"
+sampling_rate = 0.1
+noise_multiplier = 2.0
+"""
+
+
+def test_cells_that_only_end_at_other_rounds_are_one_training_and_find_what_each_finds_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "course.toml"
+    path.write_text(COURSE, encoding="utf-8")
+    todo = missing([load(path, "paper")], Store(tmp_path), 1)
+    trained: list[int] = []
+    real = cells.train
+
+    def counted(system: Any, *arguments: Any, **options: Any) -> Any:
+        trained.append(system.local_steps)
+        return real(system, *arguments, **options)
+
+    monkeypatch.setattr(cells, "train", counted)
+    store = Store(tmp_path)
+    sweep(todo, store, processes=1)
+    assert sorted(trained) == [1, 1, 3, 3]  # each course once, in two repetitions
+    assert len({tuple(record["rounds"]) for record in store.records.values()}) > 3
+    for job in todo:
+        (alone,) = perform([job.cell], "cpu")
+        assert {key: store.records[job.cell.key][key] for key in alone if key != "seconds"} == {
+            key: value for key, value in alone.items() if key != "seconds"
+        }
+
+
+def test_what_a_budget_changes_in_a_round_stands_alone() -> None:
+    """Noise that is chosen for the rounds, what the server remembers, budgets of each client's own."""
+    given = DPSGDFedAvg(noise_multiplier=2.0, sampling_rate=0.1, delta=1e-5, epsilon=2.0)
+    course = given.course(4)
+    assert course is not None
+    assert course[0] == replace(given, rounds=99, epsilon=3.0, calibration="paper").course(4)[0]  # type: ignore[index]
+    assert course[0] != replace(given, lr=0.1).course(4)[0]  # type: ignore[index]
+    changes: list[dict[str, Any]] = [
+        {"noise_multiplier": None}, {"averaged": 0.5}, {"server_momentum": 0.5}, {"cohort": 2},
+        {"epsilon": (1.0, 2.0, 3.0, 4.0)}, {"local_steps": 10_000},
+    ]  # fmt: skip
+    for change in changes:
+        assert replace(given, **change).course(4) is None
+
+
+def cramped(these: Sequence[Cell], device: str) -> list[dict[str, object]]:
     """Stand in for a training that fills a GPU's memory, so that no other finds room beside it."""
     room = Path(device)
     try:
@@ -160,7 +226,7 @@ def cramped(cell: Cell, device: str) -> dict[str, object]:
         raise torch.OutOfMemoryError from None
     time.sleep(0.3)
     room.rmdir()
-    return {"key": cell.key}
+    return [{"key": cell.key} for cell in these]
 
 
 def test_cells_that_find_no_room_beside_others_are_trained_again_fewer_at_a_time(
@@ -172,9 +238,9 @@ def test_cells_that_find_no_room_beside_others_are_trained_again_fewer_at_a_time
     counts: list[int] = []
     outcomes = sweeping._outcomes
 
-    def counting(jobs: Sequence[Job], device: str, processes: int, threads: int) -> Any:
+    def counting(trainings: Sequence[list[Job]], device: str, processes: int, threads: int) -> Any:
         counts.append(processes)
-        return outcomes(jobs, device, processes, threads)
+        return outcomes(trainings, device, processes, threads)
 
     monkeypatch.setattr(sweeping, "_outcomes", counting)
     sweep(todo, store, device=str(tmp_path / "room"), processes=3, on_done=lambda *told: seen.append(told[2:]))
