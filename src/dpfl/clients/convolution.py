@@ -68,7 +68,8 @@ def convolve(
         each = zip(image.chunk(len(weight)), kernels, strict=True)
         outputs = torch.cat([_convolved(layer, some, kernel, None) for some, kernel in each])
         if bias is not None:
-            outputs = (outputs.unflatten(0, (len(weight), -1)) + bias[:, None, :, None, None]).flatten(0, 1)
+            by_client = outputs.view(len(weight), -1, *outputs.shape[1:])
+            outputs = (by_client + bias[:, None, :, None, None]).flatten(0, 1)
         return image, outputs
     height, width = _grid(layer, image)
     patches = recall.get("patches") if recall is not None else None

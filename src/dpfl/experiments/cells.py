@@ -70,7 +70,7 @@ class Cell:
         if self.together or self.ask is not None or self.evaluate_every is not None:
             return None
         try:
-            found = self.config.system.course(self.config.settings.clients)
+            found = self.config.system.course
         except BadInput:  # which will be said where it is carried out
             return None
         if found is None:
@@ -120,28 +120,23 @@ def _planned(cell: Cell, ask: Ask) -> Record:
 
 def _one_by_one(cells: Sequence[Cell], device: str) -> list[Record]:
     """Train the longest of the cells, one repetition after the other, and look where each of them ends."""
-    ends = [None if len(cells) == 1 or cell.course is None else cell.course[1] for cell in cells]
-    cell = max(zip(ends, cells, strict=True), key=lambda pair: pair[0] or 0)[1]
+    ends = [0 if (course := cell.course) is None else course[1] for cell in cells]  # 0: it stands alone
+    cell = cells[ends.index(max(ends))]
     runs = []
     for seed in range(cell.seed, cell.seed + cell.repetitions):
         data = replace(cell.config.settings, data_seed=seed if cell.fresh_data else cell.seed)
         run = train(
             cell.config.system, _federation(data), data.model, seed=seed, device=device, backend=data.backend,
             precision=data.precision, evaluate_every=cell.evaluate_every or 10**9,
-            evaluate_after={end for end in ends if end is not None},
+            evaluate_after=ends,
         )  # fmt: skip
-        sizes = _federation(data).sizes
-        runs.append(
-            [
-                run if one is cell else _beginning(run, one, end, sizes, seed)
-                for one, end in zip(cells, ends, strict=True)
-            ]
-        )
+        sizes, each = _federation(data).sizes, zip(cells, ends, strict=True)
+        runs.append([run if one is cell else _beginning(run, one, end, sizes, seed) for one, end in each])
         _tidy(device)
-    return [_recorded(one, list(its)) for one, its in zip(cells, zip(*runs, strict=True), strict=True)]
+    return [_recorded(one, its) for one, its in zip(cells, zip(*runs, strict=True), strict=True)]
 
 
-def _beginning(run: Run, cell: Cell, end: int | None, sizes: Sequence[int], seed: int) -> Run:
+def _beginning(run: Run, cell: Cell, end: int, sizes: Sequence[int], seed: int) -> Run:
     """Return the training of a cell that ends earlier on the same course, with what it really spent."""
     history = run.history[:end]
     certificate = rehearse(cell.config.system, sizes, Streams(seed))

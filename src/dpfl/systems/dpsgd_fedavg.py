@@ -61,7 +61,8 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
         """Tell whether the server makes more of the models than their sum."""
         return self.server_momentum > 0 or self.averaged > 0
 
-    def course(self, clients: int) -> "tuple[DPSGDFedAvg, int] | None":
+    @property
+    def course(self) -> "tuple[DPSGDFedAvg, int] | None":
         """Return the same with another budget, where noise is given: then all clients stop at once, sooner or later."""
         apart = self.cohort is not None or isinstance(self.epsilon, tuple) or isinstance(self.delta, tuple)
         if self.noise_multiplier is None or self.remembers_models or apart:

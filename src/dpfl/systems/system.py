@@ -109,7 +109,8 @@ class System(ABC, Generic[S]):
         """Tell whether `adapt` changes the model itself, by those before it: it does not, for most systems."""
         return False
 
-    def course(self, clients: int) -> "tuple[System[S], int] | None":
+    @property
+    def course(self) -> "tuple[System[S], int] | None":
         """Return what decides how each round goes, and how many rounds of it are trained.
 
         Trainings on the same course are the same as far as the shorter one goes: they differ in their budgets, which
