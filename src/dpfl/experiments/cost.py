@@ -43,7 +43,9 @@ def flops(cell: Cell) -> float:
     taking_part = system.cohort or settings.clients
     steps = getattr(system, "local_steps", None) or 1
     rate = getattr(system, "sampling_rate", None) or 1.0
-    trained = records * settings.share * rate * steps * taking_part
+    # Curvature, where a paper asks for it, is two gradients of all records in every round.
+    passes = rate * steps + (2 if "curvature" in system.questions else 0)
+    trained = records * settings.share * passes * taking_part
     name = settings.model or default_model(settings.data, _DATA.get(settings.data, _DATA["mnist"])[2])
     return cell.repetitions * system.rounds * trained * _BOTH_WAYS * _forward(name, settings.data)
 

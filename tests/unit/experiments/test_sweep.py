@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from dpfl.config import Config, Settings
 from dpfl.errors import BadInput
 from dpfl.experiments import cells
 from dpfl.experiments import sweep as sweeping
@@ -21,6 +22,7 @@ from dpfl.experiments.results import Results
 from dpfl.experiments.run import reproduce
 from dpfl.experiments.store import Store
 from dpfl.experiments.sweep import Job, jobs_of, missing, sweep
+from dpfl.systems.ali_dpfl import ALIDPFL
 from dpfl.systems.dpsgd_fedavg import DPSGDFedAvg
 
 TEXT = """
@@ -272,6 +274,16 @@ def test_costs_grow_with_what_is_trained(experiment: Experiment) -> None:
     assert flops(long) == pytest.approx(3 * flops(short))
     assert 0 < seconds([short]) < seconds([long, short])
     assert seconds([job.cell for job in jobs_of(experiment, 1)]) < 60
+
+
+def test_costs_count_what_a_paper_asks_of_clients() -> None:
+    """ALI-DPFL's curvature, which takes two gradients of all records beside a batch of 1.5 % of them."""
+    system = ALIDPFL(sampling_rate=0.015, noise_multiplier=1.1, epsilon=2.0, delta=1e-5, calibration="paper")
+    asking, silent = (
+        Cell(config=Config(one, Settings(data="mnist", model="softmax")), repetitions=1, seed=1)
+        for one in (system, replace(system, calibration="tight"))
+    )
+    assert flops(asking) == pytest.approx(flops(silent) * (2 + 0.015) / 0.015)
 
 
 def test_a_missing_cell_is_no_result(experiment: Experiment, tmp_path: Path) -> None:
