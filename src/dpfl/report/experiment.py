@@ -9,7 +9,10 @@ _SIDES = (("ours", "by the paper's formula"), ("at_true_epsilon", "at true ε"))
 
 
 def draw(plain: Mapping[str, Any], path: Path) -> None:
-    """Plot the results of `dpfl reproduce` (its JSON): a line a row with error bars, and what the paper prints."""
+    """Plot the results of `dpfl reproduce` (its JSON): a line a row with error bars, and what the paper prints.
+
+    Columns that are no numbers have nothing between them: points stand alone there.
+    """
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -19,7 +22,8 @@ def draw(plain: Mapping[str, Any], path: Path) -> None:
     numeric = all(one["x"] is not None for one in plain["rows"])
     alike = all(one["ours"] == one["at_true_epsilon"] for one in plain["rows"])
     sides = _SIDES[1:] if alike else _SIDES
-    figure = Figure(figsize=(5.2 * len(sides) + 1.8, 4.0), layout="constrained")
+    width = 5.2 if numeric else max(5.2, 0.6 * len(columns))
+    figure = Figure(figsize=(width * len(sides) + 1.8, 4.0), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(sides), sharey=True, squeeze=False)[0]
     colours = colormaps["viridis" if len(rows) > 10 else "tab10"]
@@ -33,7 +37,7 @@ def draw(plain: Mapping[str, Any], path: Path) -> None:
             errors = [one[f"{key}_standard_error"] or 0.0 for one in found]
             axes.errorbar(
                 [x + shift for x in xs], ys, yerr=errors, color=colour, marker="o", markersize=4, capsize=3,
-                linewidth=1.3 if numeric else 0.8, label=row,
+                linewidth=1.3, linestyle="-" if numeric else "none", label=row,
             )  # fmt: skip
             printed = [(x + shift, one["paper"]) for x, one in zip(xs, found, strict=True) if one["paper"] is not None]
             if printed:
