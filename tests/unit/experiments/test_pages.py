@@ -52,12 +52,7 @@ def test_no_table_or_figure_is_left_out() -> None:
 
 def test_every_kept_cell_belongs_to_some_table() -> None:
     """What no table shows any more, because its config has changed, is not kept."""
-    wanted = {
-        job.cell.key
-        for paper in PAGES
-        for experiment in experiments(paper)
-        for job in jobs_of(experiment, 1)
-    }
+    wanted = {job.cell.key for paper in PAGES for experiment in experiments(paper) for job in jobs_of(experiment, 1)}
     kept = Store(DOCS).records
     assert len(kept) > 1000
     assert not set(kept) - wanted
