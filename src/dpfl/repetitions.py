@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.ways import ways
 from dpfl.errors import BadInput, require_count
 from dpfl.federation import Federation, Records, Schedule
+from dpfl.gradients.capabilities import capabilities_of
 from dpfl.models import Loss, Model
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
@@ -98,8 +98,8 @@ def repeat(
     public = (federation.validation if len(federation.validation) else federation.test).to(target)
     with layer_randomness(shared.generator("probe"), target):
         learner.check(public.x, public.y)
-        known = ways(learner, public)
-    clients = StackedClients(learner, tuple(one.to(target) for one in federation.clients), shared, ways=known)
+        known = capabilities_of(learner, public)
+    clients = StackedClients(learner, tuple(one.to(target) for one in federation.clients), shared, capabilities=known)
 
     started = time.perf_counter()
     starts = torch.stack([one.weights().to(target) for one in learners])

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from dpfl import __version__, run_folder
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.ways import Ways, ways
 from dpfl.config import Config, Settings
 from dpfl.errors import BadInput, BudgetRefused, Caution
 from dpfl.federation import Federation, Records, Schedule, federate
+from dpfl.gradients.capabilities import Capabilities, capabilities_of
 from dpfl.models import Loss, Model, build, default_model
 from dpfl.orders import Gaussian
 from dpfl.precision import Precision, products
@@ -169,12 +169,12 @@ def train(
     with layer_randomness(streams.generator("probe"), target):
         learner.check(public.x, public.y)
         reference = config.settings.backend == "reference"
-        known = Ways.none(learner, public) if reference else ways(learner, public)
+        known = Capabilities.none(learner, public) if reference else capabilities_of(learner, public)
     records = tuple(records.to(target) for records in federation.clients)
     clients: Clients = (
         ReferenceClients(learner, records, streams, vectorised=known.vectorised)
         if reference
-        else StackedClients(learner, records, streams, ways=known)
+        else StackedClients(learner, records, streams, capabilities=known)
     )
     problem = Problem(federation.sizes, learner.dim, Schedule(system.cohorts(len(federation.clients)), streams))
     promise = system.promise(federation.sizes)

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import dpfl
-from dpfl.privacy import claims
+from dpfl.privacy import paper_formulas
 
 ROOT = Path(dpfl.__file__).parent
 SOURCES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in ROOT.rglob("*.py")}
 
-# orders ← {privacy, federation, models} ← {clients, server, systems} ← {round, config} ← training ← comparison
-# ← planning ← cli; a room may import from lower floors and from itself. A report reads files and prints a certificate.
+# orders ← {privacy, federation, models} ← gradients ← {clients, server, systems} ← {round, config} ← training
+# ← comparison ← planning ← cli; a room may import from lower floors and from itself. A report reads files.
 FLOORS = {
     "errors": 0,
     "streams": 1,
@@ -27,20 +27,22 @@ FLOORS = {
     "federation": 2,
     "privacy": 2,
     "models": 2,
-    "clients": 3,
-    "server": 3,
-    "systems": 3,
-    "report": 3,
-    "round": 4,
-    "config": 4,
-    "training": 5,
-    "bench": 7,
-    "comparison": 6,
-    "repetitions": 6,
-    "planning": 7,
-    "experiments": 8,
-    "cli": 9,
-    "__main__": 10,
+    "gradients": 3,
+    "clients": 4,
+    "server": 4,
+    "systems": 4,
+    "report": 4,
+    "round": 5,
+    "config": 5,
+    "training": 6,
+    "bench": 8,
+    "rehearsal": 6,
+    "comparison": 7,
+    "repetitions": 7,
+    "planning": 8,
+    "experiments": 9,
+    "cli": 10,
+    "__main__": 11,
 }
 
 
@@ -109,7 +111,7 @@ def test_made_in_one_place_only(call: str, home: str) -> None:
 
 FORMULAS = sorted(
     name
-    for name, _ in inspect.getmembers(claims, inspect.isfunction)
+    for name, _ in inspect.getmembers(paper_formulas, inspect.isfunction)
     if not name.startswith("_") and name.endswith(("_noise_std", "_scale"))
 )
 
@@ -135,7 +137,7 @@ def test_there_are_formulas_to_watch() -> None:
 
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_a_papers_noise_serves_its_own_paper_only(formula: str) -> None:
-    users = {module for module, path in SOURCES.items() if formula in words(path)} - {"privacy/claims"}
+    users = {module for module, path in SOURCES.items() if formula in words(path)} - {"privacy/paper_formulas"}
     (home,) = (home for home in ("udp", "nbafl", "dp_fedavg", "fedsgd_dpc") if formula.startswith(f"{home}_"))
     assert users <= {f"systems/{home}"}, f"{formula} proves nothing, and belongs to {home} alone"
 
@@ -178,8 +180,8 @@ def test_the_database_is_known_to_the_books_only() -> None:
 
 def test_accounting_needs_no_tensors_and_no_accounting_library() -> None:
     # A client's owner can read a ledger, and check a certificate, on a machine that trains nothing.
-    asked = ("accounting", "books", "budget", "calibration", "certificate", "claims", "filters", "ledger", "questions",
-             "renyi", "statement")  # fmt: skip
+    asked = ("accounting", "books", "budget", "calibration", "certificate", "filters", "ledger",
+             "paper_formulas", "renyi", "solve", "statement")  # fmt: skip
     program = (
         f"import sys; {'; '.join(f'import dpfl.privacy.{name}' for name in asked)};"
         " print(*{name.split('.')[0] for name in sys.modules})"

@@ -17,11 +17,11 @@ from coins import Coins, CoinsOf, TakesAll
 from torch import Tensor, nn
 
 from dpfl.clients import reference
-from dpfl.clients.clipping import clip
-from dpfl.clients.layered import Layered
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.ways import Ways, ways
 from dpfl.federation import Records
+from dpfl.gradients.capabilities import Capabilities, capabilities_of
+from dpfl.gradients.clipping import clip
+from dpfl.gradients.layered import Layered
 from dpfl.models import Model
 from dpfl.orders import ClientClip, Full, ModelClip, Order, Poisson, RecordClip, sensitivity
 from dpfl.privacy.ledger import Charged
@@ -51,10 +51,10 @@ class Puppet(nn.Module):
 
 
 @cache
-def known_puppet() -> tuple[Model, Ways]:
+def known_puppet() -> tuple[Model, Capabilities]:
     """Ask once whether the clients may train together."""
     model = Model(Puppet(), lambda outputs, _: outputs)
-    known = ways(model, records(np.random.default_rng(0).normal(size=(8, 3)).tolist()))
+    known = capabilities_of(model, records(np.random.default_rng(0).normal(size=(8, 3)).tolist()))
     assert known.layers is not None
     return model, known
 
@@ -76,7 +76,7 @@ def by_reference(order: Order, data: Records, broadcast: Tensor, coins: Callable
 def in_company(data: Records, coins: Callable[[], object]) -> StackedClients:
     """Make the client that is measured the middle one of three, the others of which never change."""
     model, known = known_puppet()
-    return StackedClients(model, (COMPANY, data, COMPANY), CoinsOf(coins), ways=known)  # type: ignore[arg-type]
+    return StackedClients(model, (COMPANY, data, COMPANY), CoinsOf(coins), capabilities=known)  # type: ignore[arg-type]
 
 
 def paid_by_all(order: Order) -> dict[int, Charged]:

@@ -25,10 +25,10 @@ from coins import Coins, CoinsOf, TakesAll
 from torch import Tensor, nn
 
 from dpfl.clients import local_steps, reference
-from dpfl.clients.layered import Layered
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.ways import Ways, ways
 from dpfl.federation import Records, Schedule
+from dpfl.gradients.capabilities import Capabilities, capabilities_of
+from dpfl.gradients.layered import Layered
 from dpfl.models import Model
 from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip, sensitivity
 from dpfl.privacy.budget import Promise
@@ -163,10 +163,10 @@ def linear() -> Model:
 
 
 @cache
-def known(model: Model) -> Ways:
+def known(model: Model) -> Capabilities:
     """Ask once whether clients may train a model together."""
     public, dtype = random_records(8, 0), model.weights().dtype
-    found = ways(model, Records(public.x.to(dtype), public.y.to(dtype)))
+    found = capabilities_of(model, Records(public.x.to(dtype), public.y.to(dtype)))
     assert found.layers is not None
     return found
 
@@ -191,7 +191,7 @@ def in_company(data: Records, model: Model, coins: Callable[[], Any]) -> Stacked
     """Make the client that is measured the middle one of three, the others of which never change."""
     few = random_records(3, 77)
     company = Records(few.x.to(data.x.dtype), few.y.to(data.y.dtype))
-    return StackedClients(model, (company, data, company), CoinsOf(coins), ways=known(model))  # type: ignore[arg-type]
+    return StackedClients(model, (company, data, company), CoinsOf(coins), capabilities=known(model))  # type: ignore[arg-type]
 
 
 def paid_by_all(order: Order, records: int) -> dict[int, Charged]:

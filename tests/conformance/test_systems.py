@@ -31,7 +31,7 @@ from dpfl.clients.stacked import StackedClients
 from dpfl.errors import BadInput, BudgetRefused, Caution
 from dpfl.federation import Everyone, Federation, Schedule
 from dpfl.orders import UNPAID, ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip, sensitivity
-from dpfl.privacy import accounting, claims
+from dpfl.privacy import accounting, paper_formulas
 from dpfl.privacy.accounting import Mechanism
 from dpfl.privacy.books import Books, Grant, Release
 from dpfl.privacy.books import Run as BookedRun
@@ -149,7 +149,7 @@ def _prices_are_found_once() -> Iterator[None]:
     with (
         mock.patch.object(accounting, "tight", remembered),
         mock.patch.object(dpsgd, "most_steps", most_steps),
-        mock.patch.object(claims, "most_steps", most_steps),
+        mock.patch.object(paper_formulas, "most_steps", most_steps),
     ):
         yield
 

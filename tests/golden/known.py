@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.ways import ways
 from dpfl.federation import Records
+from dpfl.gradients.capabilities import capabilities_of
 from dpfl.models import Model
 from dpfl.orders import Gaussian, Laplace
 from dpfl.streams import Streams
@@ -27,9 +27,9 @@ def reference(model: Model, records: tuple[Records, ...], streams: Streams) -> R
 def stacked(model: Model, records: tuple[Records, ...], streams: Streams) -> StackedClients:
     """Make the clients that train together, which must know the model's layers: else this were the loop again."""
     public = Records(torch.cat([one.x for one in records]), torch.cat([one.y for one in records]))
-    known = ways(model, public)
+    known = capabilities_of(model, public)
     assert known.layers is not None
-    return StackedClients(model, records, streams, ways=known)
+    return StackedClients(model, records, streams, capabilities=known)
 
 
 def size_of(law: Law) -> float:

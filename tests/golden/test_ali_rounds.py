@@ -11,7 +11,7 @@ import pytest
 from dpfl.planning import ali_dpfl
 from dpfl.privacy.accounting import Mechanism, most_steps, tight
 from dpfl.privacy.budget import Budget
-from dpfl.privacy.claims import ali_total_steps
+from dpfl.privacy.paper_formulas import ali_total_steps
 
 STEP = Mechanism("gaussian", 1.1, 0.015)
 PAPER = {1.55: 78, 1.75: 174, 2.0: 314, 2.5: 596, 2.75: 770, 3.25: 1119, 3.75: 1537, 5.25: 3007}

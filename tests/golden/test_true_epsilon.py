@@ -9,7 +9,7 @@ the numbers of steps.
 import pytest
 
 from dpfl.privacy.accounting import Mechanism, tight
-from dpfl.privacy.claims import ali_epsilon, nbafl_uplink_noise_std, udp_noise_std
+from dpfl.privacy.paper_formulas import ali_epsilon, nbafl_uplink_noise_std, udp_noise_std
 
 UDP = {1: "0.65", 4: "3.44", 8: "8.35", 12: "14.49", 20: "30.32"}  # at q = 1, δ = 1e-3
 NBAFL = {1: "0.51", 5: "4.43", 10: "11.92", 50: "165.9", 100: "591.7"}  # one exposure, δ = 0.01

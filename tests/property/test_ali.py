@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.ways import ways
 from dpfl.federation import Records, Schedule
+from dpfl.gradients.capabilities import capabilities_of
 from dpfl.models import Model
 from dpfl.orders import Order
 from dpfl.privacy.ledger import Ledger
@@ -325,9 +325,9 @@ def one_round(
     state = system.begin(problem, model.weights(), Feedback())
     performers = ReferenceClients(model, tuple(clients), streams)
     if backend == "stacked":
-        known = ways(model, clients[0])
+        known = capabilities_of(model, clients[0])
         assert known.layers is not None
-        performers = StackedClients(model, tuple(clients), streams, ways=known)
+        performers = StackedClients(model, tuple(clients), streams, capabilities=known)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpfl.clients.reference.add_noise", noise)
         patch.setattr("dpfl.clients.stacked.draw_sum", noise.summed)

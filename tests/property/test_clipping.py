@@ -5,7 +5,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dpfl.clients.clipping import clip, sum_of_clipped
+from dpfl.gradients.clipping import clip, sum_of_clipped
 
 unhurried = settings(deadline=None)  # a busy machine is no failure
 norms = st.sampled_from([1, 2])

@@ -20,9 +20,9 @@ from dpfl.federation import Schedule
 from dpfl.orders import Order
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.calibration import gaussian_noise_stds
-from dpfl.privacy.claims import udp_recomputed_noise_std
 from dpfl.privacy.gaussian_dp import mu_of
 from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.paper_formulas import udp_recomputed_noise_std
 from dpfl.streams import Streams
 from dpfl.systems import UDP, Feedback, Problem
 from dpfl.systems.udp import UDPState

@@ -5,9 +5,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dpfl.clients.clipping import sum_of_clipped
-from dpfl.clients.layered import Layered, layered, sum_of_clipped_layered
 from dpfl.federation import Records
+from dpfl.gradients.clipping import sum_of_clipped
+from dpfl.gradients.layered import Layered, layered, sum_of_clipped_layered
 from dpfl.models import Model
 from dpfl.models.architectures import cross_entropy
 from dpfl.orders import RecordClip

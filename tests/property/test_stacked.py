@@ -23,9 +23,9 @@ import dpfl
 from dpfl.clients import stacked
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.ways import Ways, ways
 from dpfl.errors import Caution
 from dpfl.federation import Federation, Records
+from dpfl.gradients.capabilities import Capabilities, capabilities_of
 from dpfl.models import Model
 from dpfl.models.architectures import cross_entropy, hinge, squared_error
 from dpfl.orders import ClientClip, Full, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
@@ -103,7 +103,7 @@ KINDS = {
 
 
 @cache
-def known_model(name: str, dtype: torch.dtype) -> tuple[Model, Ways]:
+def known_model(name: str, dtype: torch.dtype) -> tuple[Model, Capabilities]:
     """Build a model and ask once, with public records, how it can be trained."""
     kind = KINDS[name]
     with torch.random.fork_rng():
@@ -112,7 +112,7 @@ def known_model(name: str, dtype: torch.dtype) -> tuple[Model, Ways]:
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.6)
     model = Model(module, kind.loss, ridge=kind.ridge)
-    found = ways(model, records_of(kind, 8, np.random.default_rng(0), dtype))
+    found = capabilities_of(model, records_of(kind, 8, np.random.default_rng(0), dtype))
     assert found.layers is not None, f"{name} trains by the loop"
     assert found.least_squares == (name == "linear")
     return model, found
@@ -181,7 +181,7 @@ class Cohort:
         broadcast, round = model.weights(), 2
         if kind is ReferenceClients:
             return ReferenceClients(model, records, Streams(self.seed)).perform(self.charged, broadcast, round)
-        clients = StackedClients(model, records, Streams(self.seed), ways=found)
+        clients = StackedClients(model, records, Streams(self.seed), capabilities=found)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(stacked, "_CPU_CHUNK", self.room[0])
             patch.setattr(stacked, "_CPU_BLOCK", self.room[1])
@@ -256,7 +256,7 @@ def test_whoever_is_asked_for_a_sum_alone_knows_who_uploaded_and_nothing_else(co
     model, found = known_model(cohort.name, torch.float64)
     rng = np.random.default_rng(cohort.seed)
     records = tuple(records_of(KINDS[cohort.name], size, rng, torch.float64) for size in cohort.sizes)
-    uploads = StackedClients(model, records, Streams(1), ways=found).perform(
+    uploads = StackedClients(model, records, Streams(1), capabilities=found).perform(
         cohort.charged, model.weights(), 1, apart=False
     )
     assert sorted(uploads) == sorted(cohort.charged)
@@ -279,7 +279,7 @@ def test_a_record_of_any_size_counts_as_much_as_the_clip_allows(
     records[0].x[1] = torch.tensor([1.0, -1.0, 0.5, 0.0], dtype=dtype) * size
     order = Order(steps=1, learning_rate=1.0, clip=RecordClip(0.5, norm))
     charged = {0: Charged(order, 3), 1: Charged(order, 5)}
-    uploads = StackedClients(model, tuple(records), Streams(1), ways=found).perform(
+    uploads = StackedClients(model, tuple(records), Streams(1), capabilities=found).perform(
         charged, model.weights(), 1, apart=apart
     )
     upload = uploads[0] if apart else uploads.weighted_sum({0: 1.0, 1: 1.0})  # type: ignore[attr-defined]
@@ -316,12 +316,12 @@ def test_gaps_never_count(loss: Any, clip: Any, steps: int, batch: Full | Poisso
         module = Unit() if loss is cross_entropy else nn.Linear(4, 1)
     model, classes = Model(module.double(), loss), 3 if loss is cross_entropy else None
     given = [records_of(Kind(Unit, classes=classes), n, np.random.default_rng(n), torch.float64) for n in (8, 3, 5)]
-    found = ways(model, given[0])
+    found = capabilities_of(model, given[0])
     assert found.layers is not None
     order = Order(steps=steps, learning_rate=0.1, clip=clip, batch=batch)
     charged = {client: Charged(order, len(given[client])) for client in (1, 2)}
     theirs = ReferenceClients(model, tuple(given), Streams(3)).perform(charged, model.weights(), 1)
-    clients = StackedClients(model, tuple(given), Streams(3), ways=found)
+    clients = StackedClients(model, tuple(given), Streams(3), capabilities=found)
     ours = clients.perform(charged, model.weights(), 1)
     for client in charged:
         assert_alike(ours[client], theirs[client], 1e-5)

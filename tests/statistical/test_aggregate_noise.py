@@ -18,7 +18,7 @@ from dpfl.clients.reference import ReferenceClients
 from dpfl.federation import Records, RoundRobin, Schedule
 from dpfl.models import Model
 from dpfl.orders import ClientClip, Gaussian, Laplace, Order, RecordClip
-from dpfl.privacy import claims
+from dpfl.privacy import paper_formulas
 from dpfl.privacy.ledger import Charged
 from dpfl.server.aggregation import aggregate
 from dpfl.streams import Streams
@@ -60,14 +60,14 @@ def simulated(order_of: Callable[[int], Order]) -> float:
 
 
 def dp_fedavg_laplace(client: int) -> Order:
-    noise = claims.dp_fedavg_laplace_scale(
+    noise = paper_formulas.dp_fedavg_laplace_scale(
         replies=REPLIES, largest_lr=RATE, local_steps=STEPS, clip=CLIP, epsilon=2.0
     )  # fmt: skip
     return Order(steps=STEPS, learning_rate=RATE, clip=ClientClip(CLIP, 1), noise=Laplace(noise))
 
 
 def dp_fedavg_gaussian(client: int) -> Order:
-    noise = claims.dp_fedavg_noise_std(
+    noise = paper_formulas.dp_fedavg_noise_std(
         replies=REPLIES, largest_lr=RATE, local_steps=STEPS, clip=CLIP, epsilon=2.0, delta=DELTA
     )  # fmt: skip
     return Order(steps=STEPS, learning_rate=RATE, clip=ClientClip(CLIP), noise=Gaussian(noise))
@@ -75,14 +75,14 @@ def dp_fedavg_gaussian(client: int) -> Order:
 
 def fedsgd_dpc_laplace(client: int) -> Order:
     # The paper's noise is on the mean gradient, the client's on the sum that will be divided by n_i.
-    noise = SIZES[client] * claims.fedsgd_dpc_laplace_scale(
+    noise = SIZES[client] * paper_formulas.fedsgd_dpc_laplace_scale(
         replies=REPLIES, clip=CLIP, records=SIZES[client], epsilon=EPSILONS[client]
     )  # fmt: skip
     return Order(steps=1, learning_rate=RATE, clip=RecordClip(CLIP, 1), noise=Laplace(noise), noise_on="step")
 
 
 def fedsgd_dpc_gaussian(client: int) -> Order:
-    noise = SIZES[client] * claims.fedsgd_dpc_noise_std(
+    noise = SIZES[client] * paper_formulas.fedsgd_dpc_noise_std(
         replies=REPLIES, clip=CLIP, records=SIZES[client], epsilon=EPSILONS[client], delta=DELTA
     )  # fmt: skip
     return Order(steps=1, learning_rate=RATE, clip=RecordClip(CLIP), noise=Gaussian(noise), noise_on="step")
@@ -92,13 +92,19 @@ XI = RATE * STEPS * CLIP  # Ξ = η·E·C
 VARIANCES = {
     dp_fedavg_laplace: 2 * DIM * COHORT * XI**2 * ROUNDS**2 * MEAN_SQUARE / (ALL**2 * 2.0**2),
     dp_fedavg_gaussian: (
-        DIM * claims.C2**2 * CLIENTS * math.log(1 / DELTA) * XI**2 * ROUNDS * MEAN_SQUARE / (ALL**2 * 2.0**2)
+        DIM * paper_formulas.C2**2 * CLIENTS * math.log(1 / DELTA) * XI**2 * ROUNDS * MEAN_SQUARE / (ALL**2 * 2.0**2)
     ),
     fedsgd_dpc_laplace: (
         8 * RATE**2 * DIM * COHORT * ROUNDS**2 * CLIP**2 / (CLIENTS * ALL**2) * sum(1 / e**2 for e in EPSILONS)
     ),
     fedsgd_dpc_gaussian: (
-        claims.C2**2 * RATE**2 * DIM * ROUNDS * CLIP**2 / ALL**2 * sum(math.log(1 / DELTA) / e**2 for e in EPSILONS)
+        paper_formulas.C2**2
+        * RATE**2
+        * DIM
+        * ROUNDS
+        * CLIP**2
+        / ALL**2
+        * sum(math.log(1 / DELTA) / e**2 for e in EPSILONS)
     ),
 }
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from dpfl.clients import stacked
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.ways import Ways, ways
 from dpfl.federation import Records
+from dpfl.gradients.capabilities import Capabilities, capabilities_of
 from dpfl.models import Model
 from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
 from dpfl.privacy.ledger import Charged
@@ -38,12 +38,12 @@ SAMPLING = (0.5, 0.3, 0.8, 1.0)
 
 
 @cache
-def flat(dim: int) -> tuple[Model, Ways]:
+def flat(dim: int) -> tuple[Model, Capabilities]:
     """Make a model whose gradient is the record, wherever it stands, of a layer that clients can share."""
     model = Model(nn.Linear(dim, 1, bias=False), lambda outputs, _: outputs.squeeze(-1))
     nn.init.zeros_(model.module.weight)
     public = torch.randn(8, dim, generator=torch.Generator().manual_seed(1))
-    found = ways(model, Records(public, torch.zeros(8)))
+    found = capabilities_of(model, Records(public, torch.zeros(8)))
     assert found.layers is not None
     return model, found
 
@@ -137,7 +137,7 @@ def by_reference(order_of: OrderOf, round: int, seed: int = 3) -> Tensor:
 
 def by_sum(order_of: OrderOf, round: int, seed: int = 3, weights: Mapping[int, float] = WEIGHTS) -> Tensor:
     model, found = flat(DIM)
-    clients = StackedClients(model, silent(), Streams(seed), ways=found)
+    clients = StackedClients(model, silent(), Streams(seed), capabilities=found)
     uploads = clients.perform(charged(order_of), torch.zeros(DIM), round, apart=False)
     return uploads.weighted_sum(weights)  # type: ignore[attr-defined, no-any-return]
 
@@ -198,7 +198,7 @@ def test_noise_comes_on_top_of_what_was_learned(order_of: OrderOf) -> None:
     rng = torch.Generator().manual_seed(2)
     learned = tuple(Records(torch.randn(size, DIM, generator=rng), torch.zeros(size)) for size in SIZES)
     model, found = flat(DIM)
-    clients = StackedClients(model, learned, Streams(8), ways=found)
+    clients = StackedClients(model, learned, Streams(8), capabilities=found)
     quiet = {i: Order(**vars(order_of(i)) | {"noise": None}) for i in range(len(SIZES))}
 
     def sums(orders: OrderOf) -> Tensor:
@@ -316,7 +316,7 @@ def taken(steps: int, room: int) -> np.ndarray:
     records = tuple(
         Records(torch.eye(ALL)[torch.from_numpy(i == OWNERS)], torch.zeros(n)) for i, n in enumerate(RECORDS)
     )
-    clients = StackedClients(model, records, Streams(6), ways=found)
+    clients = StackedClients(model, records, Streams(6), capabilities=found)
     paid = {
         i: Charged(Order(steps=steps, learning_rate=1.0, batch=Poisson(rate), clip=RecordClip(2.0)), RECORDS[i])
         for i, rate in enumerate(RATE)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import dpfl
-from dpfl.comparison import Contender, at_true_epsilon, compare, contenders, rehearse
+from dpfl.comparison import Contender, compare, contenders
 from dpfl.errors import BadInput
+from dpfl.rehearsal import at_true_epsilon, rehearse
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, UDP, DPFedAvg, DPSGDFedAvg, FedAvg, FedSGDDPC, Lei, NbAFL, PrivateSystem
 

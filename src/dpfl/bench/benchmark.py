@@ -10,7 +10,7 @@ import torch
 
 from dpfl.bench import loop, rounds
 from dpfl.bench.timing import medians
-from dpfl.bench.workloads import WORKLOADS, Problem, Workload, draw
+from dpfl.bench.workloads import WORKLOADS, DrawnWorkload, Workload, draw
 from dpfl.errors import BadInput, choose
 from dpfl.precision import Precision, products
 
@@ -69,7 +69,7 @@ def bench(
 def _contenders(
     workload: Workload, device: torch.device, peers: Sequence[str], reference: bool, resources: ExitStack
 ) -> Mapping[str, Contender]:
-    def problem() -> Problem:
+    def problem() -> DrawnWorkload:
         return draw(workload, device)
 
     size = _gemm_size(device)

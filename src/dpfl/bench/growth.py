@@ -8,8 +8,8 @@ import torch
 
 from dpfl.bench.timing import medians
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.ways import ways
 from dpfl.federation import Records, Schedule
+from dpfl.gradients.capabilities import capabilities_of
 from dpfl.models import build
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
@@ -60,7 +60,7 @@ def _rounds(device: torch.device, clients: int, cohort: int, features: int) -> C
     model.module.to(device)
     system = DPFedAvg(rounds=10**4, local_steps=1, cohort=None if cohort == clients else cohort, epsilon=100.0)
     sizes = (each,) * clients
-    performers = StackedClients(model, (one,) * clients, streams, ways=ways(model, one))
+    performers = StackedClients(model, (one,) * clients, streams, capabilities=capabilities_of(model, one))
     ledger = Ledger(system.promise(sizes), sizes, system=system.name)
     problem = Problem(sizes, model.dim, Schedule(system.cohorts(clients), streams))
     state = system.begin(problem, model.weights(), Feedback())

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from dpfl.bench.workloads import Problem
+from dpfl.bench.workloads import DrawnWorkload
 from dpfl.orders import Gaussian, Poisson
 
 
-def prepare(problem: Problem) -> Callable[[], Tensor]:
+def prepare(problem: DrawnWorkload) -> Callable[[], Tensor]:
     """Return a function that plays one round and returns the model after it."""
     order, device = problem.workload.order, problem.device
     module, loss = problem.model.module, problem.model.loss

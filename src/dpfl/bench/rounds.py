@@ -6,38 +6,38 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dpfl.bench.workloads import Problem
+from dpfl.bench.workloads import DrawnWorkload
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.ways import ways
+from dpfl.gradients.capabilities import capabilities_of
 from dpfl.orders import Order
 from dpfl.privacy.ledger import Ledger
 from dpfl.server.aggregation import aggregate
 from dpfl.streams import Streams
 
 
-def stacked(problem: Problem) -> Callable[[], Tensor]:
+def stacked(problem: DrawnWorkload) -> Callable[[], Tensor]:
     """Return a round of the stacked clients and the server: all that is in the model after it, and no more."""
     return _round(problem, problem.workload.order, reference=False)
 
 
-def without_privacy(problem: Problem) -> Callable[[], Tensor]:
+def without_privacy(problem: DrawnWorkload) -> Callable[[], Tensor]:
     """Return the same without clip and noise."""
     return _round(problem, replace(problem.workload.order, clip=None, noise=None), reference=False)
 
 
-def reference(problem: Problem) -> Callable[[], Tensor]:
+def reference(problem: DrawnWorkload) -> Callable[[], Tensor]:
     """Return a round of the reference client."""
     return _round(problem, problem.workload.order, reference=True)
 
 
-def _round(problem: Problem, order: Order, *, reference: bool) -> Callable[[], Tensor]:
+def _round(problem: DrawnWorkload, order: Order, *, reference: bool) -> Callable[[], Tensor]:
     streams = Streams(1)
     few = problem.records[0].take(torch.arange(min(8, problem.workload.records), device=problem.device))
     clients = (
         ReferenceClients(problem.model, problem.records, streams)
         if reference
-        else StackedClients(problem.model, problem.records, streams, ways=ways(problem.model, few))
+        else StackedClients(problem.model, problem.records, streams, capabilities=capabilities_of(problem.model, few))
     )
     # Nothing is promised about random numbers, but clients perform nothing that no ledger has seen.
     paid = Ledger(None, [len(one) for one in problem.records], system="bench").charge(

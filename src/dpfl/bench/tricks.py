@@ -6,12 +6,12 @@ from dataclasses import replace
 import torch
 
 from dpfl.bench.timing import medians
-from dpfl.bench.workloads import WORKLOADS, Problem, draw
-from dpfl.clients.clipping import sum_of_clipped
-from dpfl.clients.layered import Layered
+from dpfl.bench.workloads import WORKLOADS, DrawnWorkload, draw
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.ways import Ways, ways
 from dpfl.federation import Records
+from dpfl.gradients.capabilities import Capabilities, capabilities_of
+from dpfl.gradients.clipping import sum_of_clipped
+from dpfl.gradients.layered import Layered
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
 
@@ -51,20 +51,20 @@ def _channels_last(device: torch.device) -> Pair:
 
 def _one_batch_one_draw(device: torch.device) -> Pair:
     problem = draw(WORKLOADS["W1"], device)
-    clients = _clients(problem, ways(problem.model, _few(problem)))
+    clients = _clients(problem, capabilities_of(problem.model, _few(problem)))
     return _play(problem, clients, apart=False), _play(problem, clients, apart=True)
 
 
 def _small_clients_stacked(device: torch.device) -> Pair:
     problem = draw(WORKLOADS["W4"], device)
-    known = replace(ways(problem.model, _few(problem)), least_squares=False)
+    known = replace(capabilities_of(problem.model, _few(problem)), least_squares=False)
     together, alone = _clients(problem, known), _clients(problem, known, room=1)
     return _play(problem, together, apart=False), _play(problem, alone, apart=False)
 
 
 def _moments(device: torch.device) -> Pair:
     problem = draw(WORKLOADS["W4"], device)
-    known = ways(problem.model, _few(problem))
+    known = capabilities_of(problem.model, _few(problem))
     return (
         _play(problem, _clients(problem, known), apart=False),
         _play(problem, _clients(problem, replace(known, least_squares=False)), apart=False),
@@ -80,23 +80,23 @@ _TRICKS: dict[str, Callable[[torch.device], Pair]] = {
 }
 
 
-def _batch(name: str, device: torch.device, records: int) -> tuple[Problem, Records, Layered]:
+def _batch(name: str, device: torch.device, records: int) -> tuple[DrawnWorkload, Records, Layered]:
     problem = draw(WORKLOADS[name], device)
     batch = problem.records[0].take(torch.arange(records, device=device))
-    layers = ways(problem.model, batch).layers
+    layers = capabilities_of(problem.model, batch).layers
     assert layers is not None
     return problem, batch, layers
 
 
-def _few(problem: Problem) -> Records:
+def _few(problem: DrawnWorkload) -> Records:
     return problem.records[0].take(torch.arange(8, device=problem.device))
 
 
-def _clients(problem: Problem, known: Ways, room: int | None = None) -> StackedClients:
-    return StackedClients(problem.model, problem.records, Streams(1), ways=known, room=room)
+def _clients(problem: DrawnWorkload, known: Capabilities, room: int | None = None) -> StackedClients:
+    return StackedClients(problem.model, problem.records, Streams(1), capabilities=known, room=room)
 
 
-def _play(problem: Problem, clients: StackedClients, *, apart: bool) -> Callable[[], object]:
+def _play(problem: DrawnWorkload, clients: StackedClients, *, apart: bool) -> Callable[[], object]:
     sizes: Sequence[int] = [len(one) for one in problem.records]
     paid = Ledger(None, sizes, system="bench").charge(dict.fromkeys(problem.cohort, problem.workload.order))
     weights = dict.fromkeys(problem.cohort, 1 / len(problem.cohort))

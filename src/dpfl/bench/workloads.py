@@ -69,7 +69,7 @@ WORKLOADS = {
 
 
 @dataclass(frozen=True)
-class Problem:
+class DrawnWorkload:
     """A workload with its numbers drawn."""
 
     workload: Workload
@@ -84,7 +84,7 @@ class Problem:
         return self.broadcast.device
 
 
-def draw(workload: Workload, device: torch.device | str = "cpu", *, seed: int = 0) -> Problem:
+def draw(workload: Workload, device: torch.device | str = "cpu", *, seed: int = 0) -> DrawnWorkload:
     """Draw a workload's records and its first model."""
     streams = Streams(seed)
     source = torch.Generator().manual_seed(seed)
@@ -98,4 +98,4 @@ def draw(workload: Workload, device: torch.device | str = "cpu", *, seed: int = 
         y = torch.randint(0, workload.classes, (total,), generator=source).to(device)
     pieces = zip(torch.split(x, workload.records), torch.split(y, workload.records), strict=True)
     cohort = tuple(sorted(int(i) for i in torch.randperm(workload.clients, generator=source)[: workload.cohort]))
-    return Problem(workload, model, tuple(Records(*piece) for piece in pieces), cohort, model.weights())
+    return DrawnWorkload(workload, model, tuple(Records(*piece) for piece in pieces), cohort, model.weights())

@@ -147,7 +147,7 @@ class _Progress:
     def show(self, job: "Job", record: dict[str, Any], done: int, total: int) -> None:
         """Tell of a finished cell."""
         self.done = done
-        note = f"{job.experiment}: {job.place} ({record['seconds']:.1f} s)"
+        note = f"{job.experiment}: {job.where} ({record['seconds']:.1f} s)"
         if self.bar.console.is_terminal:
             self.bar.update(self.task, completed=done, total=total, note=note)
         else:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from dpfl.clients.chunks import cut
-from dpfl.clients.layered import Layered
 from dpfl.clients.local_steps import sums_of
 from dpfl.clients.pool import Pool
+from dpfl.gradients.layered import Layered
 
-# Work on some clients with a twin of the model, carried out for all of them, on several cores perhaps.
+# Work on some clients with a copy of the model, carried out for all of them, on several cores perhaps.
 Work = Callable[[Layered, list[int]], Tensor]
 Spread = Callable[[Work, Sequence[list[int]]], Iterator[Tensor]]
 

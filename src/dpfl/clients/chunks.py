@@ -53,7 +53,7 @@ class Chunk:
 
         weights: how much each client's upload counts, where it is to be summed.
         """
-        table = np.empty((len(self.paid), len(Numbers._fields) - 1 + self.order.steps))
+        table = np.empty((len(self.paid), len(Columns._fields) - 1 + self.order.steps))
         numbers = {id(one): _numbers_of(one) for one in {id(one): one for one in self.paid}.values()}
         table[:] = _numbers_of(self.paid[0]) if self.alike else [numbers[id(one)] for one in self.paid]
         if weights is not None:
@@ -91,7 +91,7 @@ class Chunk:
             yield Chunk([self.clients[i] for i in part], [self.paid[i] for i in part], self.alike)
 
 
-class Numbers(NamedTuple):
+class Columns(NamedTuple):
     """What differs among the clients of a chunk, as columns [k, 1]."""
 
     weights: Tensor  # how much an upload counts in the sum, where only that is asked for
@@ -103,10 +103,10 @@ class Numbers(NamedTuple):
     rates: Tensor  # of each step, [k, steps]
 
     @staticmethod
-    def of(table: Tensor) -> "Numbers":
+    def of(table: Tensor) -> "Columns":
         """View a chunk's table so."""
-        columns = len(Numbers._fields) - 1
-        return Numbers(*torch.split(table, [*[1] * columns, table.shape[1] - columns], dim=1))
+        columns = len(Columns._fields) - 1
+        return Columns(*torch.split(table, [*[1] * columns, table.shape[1] - columns], dim=1))
 
 
 def by_kind(charged: Mapping[int, Charged]) -> list[Chunk]:

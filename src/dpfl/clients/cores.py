@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from dpfl.clients.layered import Layered
+from dpfl.gradients.layered import Layered
 from dpfl.models import Model
 
 W = TypeVar("W")
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Cores:
-    """A thread for each core, on which torch uses one, and a twin of the model for each: it knows one batch at a time.
+    """A thread for each core, on which torch uses one, and a copy of the model for each: it knows one batch at a time.
 
     They last, for threads have caches of their own.
     """
@@ -30,22 +30,22 @@ class Cores:
         """Count the cores: torch must not have been told to use fewer for the moment."""
         count = torch.get_num_threads()
         self._executor = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
-        self._twins: SimpleQueue[Layered] = SimpleQueue()
+        self._copies: SimpleQueue[Layered] = SimpleQueue()
         for _ in range(count):
-            self._twins.put(Layered(model))
+            self._copies.put(Layered(model))
 
     def spread(self, do: Callable[[Layered, W], T], work: Sequence[W]) -> Iterator[T]:
         """Do all of the work, and return what came of it in its order."""
 
-        def with_a_twin(one: W) -> T:
-            twin = self._twins.get()
+        def with_a_copy(one: W) -> T:
+            copy = self._copies.get()
             try:
-                return do(twin, one)
+                return do(copy, one)
             finally:
-                self._twins.put(twin)
+                self._copies.put(copy)
 
         with one_core(), _quick_turns():  # whoever takes the results shall not wake cores that are at work
-            yield from self._executor.map(with_a_twin, work)
+            yield from self._executor.map(with_a_copy, work)
 
 
 @contextmanager

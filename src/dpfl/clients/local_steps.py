@@ -10,12 +10,12 @@ from functools import partial
 
 from torch import Tensor
 
-from dpfl.clients.chunks import Numbers
-from dpfl.clients.clipping import clip_rows
-from dpfl.clients.layered import Layered
-from dpfl.clients.least_squares import Moments
+from dpfl.clients.chunks import Columns
 from dpfl.clients.pool import Batch, Pool
 from dpfl.federation import Records
+from dpfl.gradients.clipping import clip_rows
+from dpfl.gradients.layered import Layered
+from dpfl.gradients.least_squares import Moments
 from dpfl.orders import ClientClip, ModelClip, Norm, Order, Poisson, RecordClip
 
 
@@ -32,7 +32,7 @@ class LocalSteps:
     def updates(
         self,
         order: Order,
-        numbers: Numbers,
+        numbers: Columns,
         broadcast: Tensor,
         batch: Callable[[], Batch],
         noise: Callable[[], Tensor],
@@ -69,7 +69,7 @@ class LocalSteps:
     def weighted_sum(
         self,
         order: Order,
-        numbers: Numbers,
+        numbers: Columns,
         broadcast: Tensor,
         batch: Callable[[], Batch],
         noise: Callable[[], Tensor],
@@ -91,14 +91,15 @@ class LocalSteps:
         return total
 
     def _gradient(
-        self, order: Order, numbers: Numbers, weights: Tensor, batch: Batch, records: Records | None
+        self, order: Order, numbers: Columns, weights: Tensor, batch: Batch, records: Records | None
     ) -> Tensor:
         """Return what a step follows, [k, d]: clipped, and divided by the expected number of records."""
         if records is not None:
             total = self._sums(order, numbers, weights, batch, records)
         else:
             assert self.moments is not None
-            total = self.moments.sums(weights, batch)
+            assert isinstance(batch.rows, Tensor)  # the clients themselves
+            total = self.moments.sums(weights, batch.rows)
         gradient = total / numbers.divisors
         if isinstance(order.clip, ClientClip):
             return clip_rows(gradient, numbers.clip_norms[:, 0], order.clip.norm)
@@ -107,7 +108,7 @@ class LocalSteps:
     def _sums(
         self,
         order: Order,
-        numbers: Numbers,
+        numbers: Columns,
         weights: Tensor,
         batch: Batch,
         records: Records,

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfl.clients.record_gradients import powers
 from dpfl.federation import Records
+from dpfl.gradients.record_gradients import powers
 from dpfl.orders import Norm
 
 _AT_ONCE = 2**14  # records that are measured at a time

@@ -6,8 +6,8 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from dpfl.clients.clipping import clip, sum_of_clipped
 from dpfl.federation import Records
+from dpfl.gradients.clipping import clip, sum_of_clipped
 from dpfl.models import Model
 from dpfl.orders import ClientClip, Full, ModelClip, Poisson, Question, RecordClip
 from dpfl.privacy.ledger import Charged

@@ -20,18 +20,18 @@ import torch
 from torch import Tensor
 
 from dpfl.clients.answers import Answers
-from dpfl.clients.chunks import Chunk, Numbers, by_kind
+from dpfl.clients.chunks import Chunk, Columns, by_kind
 from dpfl.clients.cores import Cores, one_core
 from dpfl.clients.draws import EachClient, OnDevice, OneStream, draw_sum, room_for
 from dpfl.clients.graphs import Graphs
-from dpfl.clients.layered import Layered
-from dpfl.clients.least_squares import Moments
 from dpfl.clients.local_steps import LocalSteps, has_late_noise, is_one_batch
 from dpfl.clients.pool import Batch, Pool
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.together import Together
-from dpfl.clients.ways import Ways
 from dpfl.federation import Records
+from dpfl.gradients.capabilities import Capabilities
+from dpfl.gradients.layered import Layered
+from dpfl.gradients.least_squares import Moments
 from dpfl.models import Model
 from dpfl.orders import Full, Poisson, Question, RecordClip
 from dpfl.privacy.ledger import Charged
@@ -60,18 +60,18 @@ class StackedClients:
         records: tuple[Records, ...],
         streams: Streams,
         *,
-        ways: Ways,
+        capabilities: Capabilities,
         room: int | None = None,
     ) -> None:
         """Take the model, each client's records and the streams of the run.
 
-        ways: by which the model can be trained, as public records showed (`dpfl.clients.ways`).
+        capabilities: by which the model can be trained, as public records showed (`dpfl.gradients.capabilities`).
         room: numbers that a chunk of several clients may hold at a time; None for what suits the machine.
         """
         self._given_room = room
         self.model, self.records, self.streams = model, records, streams
-        self._loop = ReferenceClients(model, records, streams, vectorised=ways.vectorised)
-        self._layers, self._least_squares = ways.layers, ways.least_squares
+        self._loop = ReferenceClients(model, records, streams, vectorised=capabilities.vectorised)
+        self._layers, self._least_squares = capabilities.layers, capabilities.least_squares
         self._graphs = Graphs()
 
     def perform(
@@ -161,7 +161,7 @@ class StackedClients:
             batch = draws.batch if draws is not None and sampled else self._always(chunk)
             noise = _no_noise if draws is None else draws.noise
             with self._randomness(chunk, round):
-                total = steps.weighted_sum(chunk.order, Numbers.of(table), broadcast, batch, noise)
+                total = steps.weighted_sum(chunk.order, Columns.of(table), broadcast, batch, noise)
                 return total, _health(chunk, total)
         return self._on_gpu(steps, chunk, table, broadcast, round)
 
@@ -184,10 +184,10 @@ class StackedClients:
             fixed = Batch(rows, None if whole.real is None else given[-1])
             noise = _no_noise if draws is None else draws.noise
             if draws is None or not sampled:
-                total = steps.weighted_sum(chunk.order, Numbers.of(table), broadcast, lambda: fixed, noise)
+                total = steps.weighted_sum(chunk.order, Columns.of(table), broadcast, lambda: fixed, noise)
                 return total, _health(chunk, total)
             draws.begin(given[0])
-            total = steps.weighted_sum(chunk.order, Numbers.of(table), broadcast, draws.batch, noise)
+            total = steps.weighted_sum(chunk.order, Columns.of(table), broadcast, draws.batch, noise)
             return total, _health(chunk, total).masked_fill(draws.cut, torch.nan)
 
         size = len(chunk.clients) * self._cost(chunk, max(self._pool.sizes[client] for client in chunk.clients))
@@ -202,7 +202,7 @@ class StackedClients:
         """Return the upload of each client [k, d]."""
         draws = EachClient(self.streams, self._pool, chunk, round, len(broadcast))
         batch = draws.batch if isinstance(chunk.order.batch, Poisson) else self._always(chunk)
-        steps, numbers = self._steps(layers, chunk, careful), Numbers.of(chunk.table(broadcast.dtype).to(broadcast))
+        steps, numbers = self._steps(layers, chunk, careful), Columns.of(chunk.table(broadcast.dtype).to(broadcast))
         with self._randomness(chunk, round):
             return steps.updates(chunk.order, numbers, broadcast, batch, draws.noise, late_noise=True)
 
@@ -262,7 +262,7 @@ class StackedClients:
             members = _once(lambda one, its=clients: Chunk(its, [one[client] for client in its]), charged)
             whole = chunk.repeated(members)
             table = torch.stack(_once(lambda one, mine: one.table(broadcasts.dtype, mine), members, weights), dim=1)
-            numbers = Numbers.of(table.flatten(0, 1).to(broadcasts))
+            numbers = Columns.of(table.flatten(0, 1).to(broadcasts))
             draws = OneStream(streams[0], self._pool, whole, round, broadcasts.shape[1])
             batch = draws.batch if isinstance(chunk.order.batch, Poisson) else self._always(whole)
             starts = broadcasts.repeat(len(chunk.clients), 1)
@@ -364,7 +364,7 @@ class StackedClients:
 
     @cached_property
     def _moments(self) -> Moments:
-        return Moments(self.model, self._pool)
+        return Moments(self.model, self.records)
 
     @cached_property
     def _cores(self) -> Cores:

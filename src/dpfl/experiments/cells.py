@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from dpfl import __version__
-from dpfl.comparison import rehearse
 from dpfl.config import Config, Settings
 from dpfl.errors import BadInput, Caution
 from dpfl.federation import Federation
 from dpfl.planning import NUMBERS, Constants, Task, make
 from dpfl.precision import products
 from dpfl.privacy.certificate import Certificate
+from dpfl.rehearsal import rehearse
 from dpfl.repetitions import Repetitions, repeat, repeatable
 from dpfl.streams import Streams
 from dpfl.training import Run, federation_of, train

@@ -1,8 +1,8 @@
 """An experiment: one table or figure of a paper, as a TOML file says it.
 
 A file holds a run's config (`[base]`), what changes down the rows and across the columns, what the paper printed there
-and what it claims. Every place of the table is a training with all its repetitions; `[twin]` says what changes when the
-same ε is to be true: the calibration, and whatever the paper's own settings were tuned to.
+and what it claims. Every place of the table is a training with all its repetitions; `[at_true]` says what changes
+when the same ε is to be true: the calibration, and whatever the paper's own settings were tuned to.
 """
 
 import math
@@ -37,7 +37,7 @@ class Line:
     changes: Mapping[str, Any]
     measure: str | None = None  # where it is not the experiment's
     search: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # the best of these, by the public split
-    twin: Mapping[str, Any] = field(default_factory=dict)
+    at_true: Mapping[str, Any] = field(default_factory=dict)
     at_round: int | None = None  # of a column: read off the training's history here
     by_column: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # of a row: what it changes in each column
 
@@ -72,7 +72,7 @@ class Experiment:
     order: int  # among the paper's, on its page
     base: Mapping[str, Any]
     last: Mapping[str, Any]  # what the smoke scale sets, whatever rows and columns say
-    twin: Mapping[str, Any]
+    at_true: Mapping[str, Any]
     plan: Mapping[str, Any]  # for measures that are planned: form, constants, max_rounds
     rows: tuple[Line, ...]
     columns: tuple[Line, ...]
@@ -83,7 +83,7 @@ class Experiment:
         """Return what is measured in a row."""
         return row.measure or self.measure
 
-    def cells(self, row: Line, column: Line, *, twin: bool, seed: int) -> list[tuple[dict[str, Any], Cell]]:
+    def cells(self, row: Line, column: Line, *, at_true: bool, seed: int) -> list[tuple[dict[str, Any], Cell]]:
         """Return what has to be trained for one place: one cell, or one for each candidate of a search."""
         searched = row.search or column.search
         candidates: list[dict[str, Any]] = [{}]
@@ -92,17 +92,17 @@ class Experiment:
         place = self.columns.index(column)
         both = {key: values[place] for key, values in row.by_column.items()}
         table = dict(self.base) | dict(row.changes) | dict(column.changes) | both | dict(self.last)
-        return [(choice, self._cell(table | choice, row, column, twin=twin, seed=seed)) for choice in candidates]
+        return [(choice, self._cell(table | choice, row, column, at_true=at_true, seed=seed)) for choice in candidates]
 
-    def _cell(self, table: dict[str, Any], row: Line, column: Line, *, twin: bool, seed: int) -> Cell:
+    def _cell(self, table: dict[str, Any], row: Line, column: Line, *, at_true: bool, seed: int) -> Cell:
         config = _config(table)
-        if twin and isinstance(config.system, PrivateSystem) and config.system.calibration == "paper":
-            changes = {"calibration": "tight"} | dict(self.twin) | dict(row.twin) | dict(column.twin)
+        if at_true and isinstance(config.system, PrivateSystem) and config.system.calibration == "paper":
+            changes = {"calibration": "tight"} | dict(self.at_true) | dict(row.at_true) | dict(column.at_true)
             config = _config(table | changes | dict(self.last))
         measure = self.measure_of(row)
         ask = None
         if measure in PLANNED:
-            form = "general" if twin else str(self.plan.get("form", "paper"))
+            form = "general" if at_true else str(self.plan.get("form", "paper"))
             constants = tuple(sorted((dict(self.plan.get("constants", {})) | _constants(row, column)).items()))
             ask = Ask(PLANNED[measure], form, constants, int(self.plan.get("max_rounds", 1000)))
         every = math.gcd(*(at for at in (line.at_round for line in self.columns) if at is not None)) or None

@@ -16,9 +16,9 @@ from dpfl.options import fit, read_toml
 
 _KEYS = {
     "title", "shows", "measure", "repetitions", "down", "across", "differs", "fresh_data", "rows", "columns", "base",
-    "twin", "smoke", "printed", "claims", "plan", "log", "order",
+    "at_true", "smoke", "printed", "claims", "plan", "log", "order",
 }  # fmt: skip
-_OF_A_LINE = {"label", "measure", "search", "twin", "at_round", "by_column"}
+_OF_A_LINE = {"label", "measure", "search", "at_true", "at_round", "by_column"}
 
 
 def names() -> list[str]:
@@ -97,7 +97,7 @@ def load(path: Path, scale: Scale) -> Experiment:
         down=str(table.get("down", "")), across=str(table.get("across", "")),
         differs=fit("differs", table.get("differs", []), tuple[str, ...]),
         fresh_data=bool(table.get("fresh_data", False)), log=bool(table.get("log", False)),
-        order=int(table.get("order", 0)), base=table["base"], last=last, twin=table.get("twin", {}),
+        order=int(table.get("order", 0)), base=table["base"], last=last, at_true=table.get("at_true", {}),
         plan=table.get("plan", {}), rows=tuple(_cut(rows[at], chosen_columns) for at in chosen_rows),
         columns=tuple(columns[at] for at in chosen_columns),
         printed=_part(printed, chosen_rows, chosen_columns), claims=claims,
@@ -117,7 +117,7 @@ def _lines(entries: Any, key: str, refuse: Any) -> tuple[Line, ...]:
             raise refuse("measure", f"one of {', '.join(MEASURES)}", measure)
         lines.append(
             Line(
-                label, _number(label), changes, measure, entry.get("search", {}), entry.get("twin", {}),
+                label, _number(label), changes, measure, entry.get("search", {}), entry.get("at_true", {}),
                 entry.get("at_round"), entry.get("by_column", {}),
             )
         )  # fmt: skip

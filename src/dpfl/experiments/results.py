@@ -19,7 +19,7 @@ LOWER_IS_BETTER = {"loss": True, "accuracy": False}
 
 
 @dataclass(frozen=True)
-class Place:
+class Entry:
     """What was found at one row and column: by the paper's formula, and at true ε."""
 
     ours: Estimate | None
@@ -44,19 +44,19 @@ class Results:
             for across, column in enumerate(experiment.columns)
         }
 
-    def _place(self, store: Store, row: Line, column: Line, at: tuple[int, int]) -> Place:
+    def _place(self, store: Store, row: Line, column: Line, at: tuple[int, int]) -> Entry:
         cells = self.experiment.printed.cells
         paper = cells[at[0]][at[1]] if cells else math.nan
-        ours, chosen, privacy = self._found(store, row, column, twin=False)
-        at_true, _, true_privacy = self._found(store, row, column, twin=True)
-        return Place(ours, at_true, chosen, privacy, true_privacy, None if math.isnan(paper) else paper)
+        ours, chosen, privacy = self._found(store, row, column, at_true=False)
+        at_true, _, true_privacy = self._found(store, row, column, at_true=True)
+        return Entry(ours, at_true, chosen, privacy, true_privacy, None if math.isnan(paper) else paper)
 
     def _found(
-        self, store: Store, row: Line, column: Line, *, twin: bool
+        self, store: Store, row: Line, column: Line, *, at_true: bool
     ) -> tuple[Estimate | None, dict[str, Any], dict[str, Any] | None]:
         """Return what one place measured; of several candidates that which did best on the public split."""
         candidates: list[tuple[float, int, dict[str, Any], dict[str, Any]]] = []
-        for choice, cell in self.experiment.cells(row, column, twin=twin, seed=self.seed):
+        for choice, cell in self.experiment.cells(row, column, at_true=at_true, seed=self.seed):
             record = store.records[cell.key]
             self.dates.add(record["date"])
             self.devices.add(record["device"])

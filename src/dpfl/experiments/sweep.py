@@ -30,7 +30,7 @@ class Job:
     """A cell, and where it stands."""
 
     experiment: str
-    place: str  # in words, for messages
+    where: str  # in words, for messages
     cell: Cell
 
 
@@ -42,8 +42,8 @@ def jobs_of(experiment: Experiment, seed: int) -> list[Job]:
     found: dict[str, Job] = {}
     for row in experiment.rows:
         for column in experiment.columns:
-            for twin in (False, True):
-                for choice, cell in experiment.cells(row, column, twin=twin, seed=seed):
+            for at_true in (False, True):
+                for choice, cell in experiment.cells(row, column, at_true=at_true, seed=seed):
                     words = [row.label, *([] if column.at_round else [column.label])]
                     words += [f"{key} = {value}" for key, value in choice.items()]
                     found.setdefault(cell.key, Job(experiment.name, ", ".join(words), cell))
@@ -97,7 +97,7 @@ def sweep(todo: Sequence[Job], store: Store, *, device: str = "cpu", processes: 
     if failed:
         job, first = failed[0]
         more = f" (and {len(failed) - 1} more cells)" if len(failed) > 1 else ""
-        raise type(first)(f"{job.experiment}, {job.place}{more}: {first}")
+        raise type(first)(f"{job.experiment}, {job.where}{more}: {first}")
 
 
 def _trainings(jobs: Sequence[Job]) -> list[list[Job]]:

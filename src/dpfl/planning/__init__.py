@@ -15,11 +15,11 @@ from dpfl.models import Loss
 from dpfl.planning.bounds import Facts, Form, Void
 from dpfl.planning.by_bound import Plan, plan_by_bound
 from dpfl.planning.by_pilot import plan_by_pilot
-from dpfl.planning.check import Check, check
 from dpfl.planning.constants import Constants, read
+from dpfl.planning.estimate_constants import estimate
 from dpfl.planning.pilot import OnTrial
-from dpfl.planning.probes import estimate
 from dpfl.planning.recommend import Recommendation, recommend
+from dpfl.planning.regret import Check, check
 from dpfl.planning.task import NUMBERS, PLANNERS, Task
 from dpfl.streams import Streams
 from dpfl.systems import System

@@ -13,7 +13,7 @@ from dpfl.planning.bounds import Facts, Form, Planner, begun, require_convex
 from dpfl.planning.constants import Constants
 from dpfl.privacy.accounting import Mechanism, most_steps, tight
 from dpfl.privacy.budget import Budget, Calibration
-from dpfl.privacy.claims import ali_total_steps
+from dpfl.privacy.paper_formulas import ali_total_steps
 from dpfl.systems import ALIDPFL
 from dpfl.systems.ali_dpfl import ALIState, optimal_local_steps
 

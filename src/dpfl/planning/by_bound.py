@@ -7,24 +7,24 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
-from dpfl.comparison import rehearse
 from dpfl.errors import BadInput
 from dpfl.models import Model
 from dpfl.orders import Laplace
 from dpfl.planning import ali_dpfl
 from dpfl.planning.bounds import Facts, Form, Planner, Void, begun, first_orders, orders_of
 from dpfl.planning.constants import Constants
-from dpfl.planning.probes import estimate
+from dpfl.planning.estimate_constants import estimate
+from dpfl.planning.public_proxy import stand_in
 from dpfl.planning.search import Numbers, around, least
-from dpfl.planning.stand_in import stand_in
 from dpfl.planning.task import NAMES, NUMBERS, PLANNERS, Point, Task
 from dpfl.privacy.certificate import Certificate, finite
+from dpfl.rehearsal import rehearse
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, PrivateSystem
 
 
 @dataclass(frozen=True)
-class Noise:
+class PlannedNoise:
     """The noise that clients will add, as its standard deviation on each coordinate of an upload."""
 
     law: Literal["gaussian", "laplace"]
@@ -47,7 +47,7 @@ class Plan:
     curve: tuple[Point, ...]
     papers: Point | None  # what the bound as its paper prints it would choose
     constants: Constants | None
-    noise: Noise
+    noise: PlannedNoise
     certificate: Certificate
     why: tuple[str, ...]
     seconds: float
@@ -166,7 +166,7 @@ def search(task: Task, planner: Planner, facts: Facts, constants: Constants, for
     return best, value
 
 
-def noise_of(system: PrivateSystem[Any], facts: Facts) -> Noise:
+def noise_of(system: PrivateSystem[Any], facts: Facts) -> PlannedNoise:
     """Return the noise that each client will add when it is first asked."""
     state = begun(system, facts)
     orders = first_orders(system, state)
@@ -174,7 +174,7 @@ def noise_of(system: PrivateSystem[Any], facts: Facts) -> Noise:
     stds = {i: math.sqrt(orders[i].noise_variance(facts.sizes[i])) for i in sorted(orders)}
     downlink = system.downlink(state, sorted(orders_of(system, state, 1)))
     law: Literal["gaussian", "laplace"] = "laplace" if isinstance(one.noise, Laplace) else "gaussian"
-    return Noise(law, one.noise_on, stds, downlink.std if downlink else 0.0)
+    return PlannedNoise(law, one.noise_on, stds, downlink.std if downlink else 0.0)
 
 
 def _curve(task: Task, planner: Planner, best: Numbers, values: Any) -> tuple[Point, ...]:

@@ -5,13 +5,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpfl.comparison import rehearse
 from dpfl.errors import BadInput
 from dpfl.planning.bounds import Form
 from dpfl.planning.by_bound import Plan, noise_of, plan_by_bound
 from dpfl.planning.constants import Constants
-from dpfl.planning.pilot import OnTrial, Outcome, Trials, pilot
+from dpfl.planning.pilot import OnTrial, PilotResult, Trials, pilot
 from dpfl.planning.task import NAMES, PLANNERS, Task
+from dpfl.rehearsal import rehearse
 
 
 def plan_by_pilot(
@@ -60,7 +60,7 @@ def _numbers(task: Task, bound: Plan, chooses: Sequence[str]) -> dict[str, int]:
     return {name: int(getattr(bound.system, name) or task.clients) for name in task.ranges(chooses)}
 
 
-def _reasons(found: Outcome) -> list[str]:
+def _reasons(found: PilotResult) -> list[str]:
     best, trials = found.best, sum(len(one.losses) for one in found.ranked)
     sentences = [
         f"Tried on {found.source} with the noise of the real problem: {len(found.ranked)} candidates, {trials}"
@@ -89,7 +89,7 @@ def _reasons(found: Outcome) -> list[str]:
     return sentences
 
 
-def _beside_the_bound(bound: Plan, answer: Mapping[str, int] | None, found: Outcome) -> str:
+def _beside_the_bound(bound: Plan, answer: Mapping[str, int] | None, found: PilotResult) -> str:
     there = ", ".join(f"{name} = {value}" for name, value in (answer or {}).items())
     tried = next((one for one in found.ranked if dict(answer or {}).items() <= one.options.items()), None)
     measured = f", which the pilot measured at {_loss(tried)}" if tried is not None else ""

@@ -25,7 +25,7 @@ from dpfl.planning.bounds import (
 )
 from dpfl.planning.constants import Constants
 from dpfl.privacy.budget import Budget
-from dpfl.privacy.claims import C2
+from dpfl.privacy.paper_formulas import C2
 from dpfl.systems import FedSGDDPC
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from dpfl import run_folder
 from dpfl.config import Config
 from dpfl.planning.by_bound import Plan
-from dpfl.planning.check import Check
 from dpfl.planning.constants import SYMBOLS
+from dpfl.planning.regret import Check
 from dpfl.planning.task import NAMES, Point, counted
 from dpfl.report.plan import draw
 from dpfl.run_folder import write_json

@@ -17,13 +17,13 @@ from typing import Any, cast
 import torch
 
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.ways import ways
 from dpfl.errors import BadInput, require_positive, suggestion
 from dpfl.federation import Records, Schedule
+from dpfl.gradients.capabilities import capabilities_of
 from dpfl.orders import Gaussian, Laplace, Order, Poisson, Question, RecordClip
 from dpfl.planning.bounds import Facts, orders_of
+from dpfl.planning.public_proxy import StandIn, stand_in
 from dpfl.planning.search import ladder
-from dpfl.planning.stand_in import StandIn, stand_in
 from dpfl.planning.task import Task
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
@@ -68,7 +68,7 @@ class Trials:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PilotResult:
     """What a pilot found: the candidates from best to worst, and how many the time did not suffice for."""
 
     ranked: tuple[Trials, ...]
@@ -91,7 +91,7 @@ def pilot(
     start: Mapping[str, int] | None = None,
     time_limit: float = 120.0,
     on_trial: OnTrial | None = None,
-) -> Outcome:
+) -> PilotResult:
     """Try numbers (and values of the keys in `search`) on public records, and return what they reached.
 
     start: numbers to try besides, such as the answer of a bound.
@@ -134,7 +134,7 @@ def pilot(
         stage.look([one.options for one in leading], seeds)
         if _told_apart(stage.ranked()):
             break
-    return Outcome(tuple(stage.ranked()), len(stage.untried), stage.public.source, time.perf_counter() - began,
+    return PilotResult(tuple(stage.ranked()), len(stage.untried), stage.public.source, time.perf_counter() - began,
                    stage.untrained())  # fmt: skip
 
 
@@ -181,7 +181,7 @@ class Stage:
         model = task.model()
         few = self.public.held_out.take(torch.arange(min(8, len(self.public.held_out))))
         with layer_randomness(Streams(0).generator("probe"), torch.device("cpu")):
-            self.ways = ways(model, few)
+            self.capabilities = capabilities_of(model, few)
 
     def ranked(self) -> list[Trials]:
         """Return what was tried, the best first; what was tried too seldom to be told from luck comes last."""
@@ -242,7 +242,7 @@ def trial(stage: Stage, system: PrivateSystem[Any], seed: int) -> float:
     state = system.begin(problem, model.weights(), start)
     sampled = any(isinstance(order.batch, Poisson) for order in orders_of(system, state, 1).values())
     records = _records(stage.public, facts, streams, sampled=sampled)
-    clients = StackedClients(model, records, streams, ways=stage.ways)
+    clients = StackedClients(model, records, streams, capabilities=stage.capabilities)
     rehearsal = cast(System[Any], _OnPublicRecords(system, clients, facts))
     ledger = Ledger(None, [len(one) for one in records], system="pilot")  # public records: nothing is promised of them
     watched = looked_at if getattr(system, "discount", None) is not None else looked_at.take(torch.arange(0))

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from dpfl import config as configs
-from dpfl.comparison import at_true_epsilon
 from dpfl.config import Config, Settings
 from dpfl.errors import BadInput, require_one_of
 from dpfl.federation import Federation
@@ -20,6 +19,7 @@ from dpfl.planning.by_bound import Plan, plan_by_bound
 from dpfl.planning.by_pilot import plan_by_pilot
 from dpfl.planning.task import NUMBERS, PLANNERS, Task, counted
 from dpfl.privacy.budget import Observer
+from dpfl.rehearsal import at_true_epsilon
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, SYSTEMS, PrivateSystem
 from dpfl.training import federation_of
@@ -33,7 +33,7 @@ _SECONDS = 60.0  # for each system's pilot, where no limit is given
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RankedSystem:
     """How one system would do."""
 
     system: str
@@ -60,7 +60,7 @@ class Recommendation:
     epsilon: float
     against: Observer
     method: Method
-    ranked: tuple[Verdict, ...]
+    ranked: tuple[RankedSystem, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `dpfl plan --recommend --json` prints."""
@@ -158,7 +158,7 @@ class _Judge:
     given: frozenset[str]
     on_trial: OnTrial | None
 
-    def verdict(self, name: str, config: Config) -> Verdict:
+    def verdict(self, name: str, config: Config) -> RankedSystem:
         try:
             task = self._fair(self._task(config))
             ends = time.perf_counter() + self.seconds
@@ -170,13 +170,13 @@ class _Judge:
                     task = replace(again, fixed=frozenset(NUMBERS))
                     found = self._plan(task, max(ends - time.perf_counter(), 0.3 * self.seconds), settled=True)
         except BadInput as refusal:
-            return Verdict(name, None, math.inf, None, (f"It cannot be planned for this problem: {refusal}.",))
+            return RankedSystem(name, None, math.inf, None, (f"It cannot be planned for this problem: {refusal}.",))
         if found.method == "bound":
             loss, error = found.in_loss if found.in_loss is not None else math.inf, None
         else:
             loss, error = found.tried[0]["loss"], found.tried[0]["standard_error"]
             loss = math.inf if loss is None else loss
-        return Verdict(name, found, loss, error, tuple(self._reasons(task, found)))
+        return RankedSystem(name, found, loss, error, tuple(self._reasons(task, found)))
 
     def _task(self, config: Config) -> Task:
         """Leave rounds and local steps to the plan; all clients take part in each round, unless a cohort was given.
@@ -235,7 +235,7 @@ class _Judge:
         return sentences
 
 
-def _compared(ranked: Sequence[Verdict]) -> list[Verdict]:
+def _compared(ranked: Sequence[RankedSystem]) -> list[RankedSystem]:
     """Tell how far behind the best each one is."""
     best = ranked[0]
     if not math.isfinite(best.loss):

@@ -24,9 +24,9 @@ from dpfl.errors import BadInput, require_one_of, require_positive
 from dpfl.privacy import gaussian_dp
 from dpfl.privacy.budget import Budget
 
-Noise = Literal["gaussian", "laplace"]
+NoiseLaw = Literal["gaussian", "laplace"]
 Sampling = Literal["poisson", "fixed"]
-_NOISES, _SAMPLINGS = get_args(Noise), get_args(Sampling)
+_NOISES, _SAMPLINGS = get_args(NoiseLaw), get_args(Sampling)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Mechanism:
     replace one; the multiplier is relative to the sensitivity under the same neighbours.
     """
 
-    noise: Noise
+    noise: NoiseLaw
     multiplier: float  # the noise (standard deviation or Laplace scale) in units of the sensitivity
     sampling_rate: float = 1.0
     sampling: Sampling = "poisson"

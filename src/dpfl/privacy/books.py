@@ -80,7 +80,7 @@ class Grant:
 
 
 @dataclass(frozen=True)
-class Run:
+class BookedRun:
     """A training that was charged to the books."""
 
     id: int
@@ -171,14 +171,14 @@ class Books:
 
     # What is written.
 
-    def open_run(self, facts: dict[str, Any]) -> Run:
+    def open_run(self, facts: dict[str, Any]) -> BookedRun:
         """Begin a run; `facts` is plain data that says what was promised to whom."""
         name, opened = uuid.uuid4().hex[:16], _now()
         with self.transaction():
             cursor = self._sql.execute(
                 "INSERT INTO runs (name, opened, facts) VALUES (?, ?, ?)", (name, opened, json.dumps(facts))
             )
-        return Run(int(cursor.lastrowid or 0), name, opened, facts)
+        return BookedRun(int(cursor.lastrowid or 0), name, opened, facts)
 
     def add_release(self, release: Release) -> int:
         """Describe a release, for charges to point to."""
@@ -190,7 +190,7 @@ class Books:
         )  # fmt: skip
         return int(cursor.lastrowid or 0)
 
-    def add_charges(self, run: Run, round: int, releases: Mapping[int, int | None]) -> dict[int, int]:
+    def add_charges(self, run: BookedRun, round: int, releases: Mapping[int, int | None]) -> dict[int, int]:
         """Charge each client for a release, inside a transaction; return the charges' numbers."""
         first = int(self._one("SELECT COALESCE(MAX(id), 0) + 1 FROM charges")[0])
         numbers = {client: first + place for place, client in enumerate(releases)}
@@ -200,7 +200,7 @@ class Books:
         )
         return numbers
 
-    def add_broadcast(self, run: Run, round: int, weights: Mapping[int, float], noise_std: float) -> None:
+    def add_broadcast(self, run: BookedRun, round: int, weights: Mapping[int, float], noise_std: float) -> None:
         """Note with which weight each charged upload went into the model that was sent out, and the noise on it."""
         with self.transaction():
             self._sql.execute("INSERT INTO broadcasts VALUES (?, ?, ?)", (run.id, round, noise_std))
@@ -218,15 +218,15 @@ class Books:
 
     # What is read. Sums are taken by the database, so that a million charges need no memory here.
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[BookedRun]:
         """Return every run, in the order in which they began."""
         rows = self._all("SELECT id, name, opened, facts FROM runs ORDER BY id")
         try:
-            return [Run(number, name, opened, json.loads(facts)) for number, name, opened, facts in rows]
+            return [BookedRun(number, name, opened, json.loads(facts)) for number, name, opened, facts in rows]
         except ValueError as problem:
             raise self._refused(problem) from None
 
-    def run(self, name: str) -> Run:
+    def run(self, name: str) -> BookedRun:
         """Return one run by its name."""
         for run in self.runs():
             if run.name == name:
@@ -253,7 +253,7 @@ class Books:
         """Return the number of the newest charge."""
         return int(self._one("SELECT COALESCE(MAX(id), 0) FROM charges")[0])
 
-    def charges_of_others(self, run: Run, after: int) -> list[tuple[int, Release | None]]:
+    def charges_of_others(self, run: BookedRun, after: int) -> list[tuple[int, Release | None]]:
         """Return (client, release) of the charges that other runs added after the charge of this number."""
         rows = self._all(
             "SELECT c.client, r.id, r.noise, r.multiplier, r.sampling_rate, r.count FROM charges c"
@@ -261,21 +261,21 @@ class Books:
         )  # fmt: skip
         return [(client, Release(Mechanism(*kind), count) if number else None) for client, number, *kind, count in rows]
 
-    def rounds(self, run: Run) -> int:
+    def rounds(self, run: BookedRun) -> int:
         """Return the last round that was charged or sent out."""
         last = "SELECT MAX(round) FROM {} WHERE run = ?"
         return max(int(self._one(last.format(table), run.id)[0] or 0) for table in ("charges", "broadcasts"))
 
-    def replies(self, *runs: Run) -> dict[int, int]:
+    def replies(self, *runs: BookedRun) -> dict[int, int]:
         """Return how many uploads each client was charged for."""
         return dict(self._all(f"SELECT client, COUNT(*) FROM charges WHERE run IN {_numbers(runs)} GROUP BY client"))
 
-    def unprotected(self, *runs: Run) -> set[int]:
+    def unprotected(self, *runs: BookedRun) -> set[int]:
         """Return the clients that uploaded without noise."""
         query = f"SELECT DISTINCT client FROM charges WHERE release IS NULL AND run IN {_numbers(runs)}"
         return {client for (client,) in self._all(query)}
 
-    def spent(self, *runs: Run, exposures: int | None = None) -> dict[int, Counter[Mechanism]]:
+    def spent(self, *runs: BookedRun, exposures: int | None = None) -> dict[int, Counter[Mechanism]]:
         """Return what each client let out, all plain Gaussian releases as one; or its dearest few uploads alone.
 
         Uploads are compared by their noise. Where a client mixed noise, sampling rates or numbers of releases, no
@@ -290,7 +290,7 @@ class Books:
         mixed = f"SELECT client {charged} GROUP BY client HAVING COUNT(DISTINCT {kind}) > 1"
         return self._by_client(f"SELECT * FROM ({placed}) WHERE place <= {int(exposures)} OR client IN ({mixed})")
 
-    def released(self, run: Run) -> dict[int, Counter[Mechanism]] | None:
+    def released(self, run: BookedRun) -> dict[int, Counter[Mechanism]] | None:
         """Return what each client let out through the models that were sent out, or None where only uploads tell.
 
         A broadcast shows Σ p_j·(update_j + noise_j) + the server's noise: client i moves it by p_i·Δ_i, under
@@ -334,7 +334,7 @@ class Books:
             raise self._refused(problem) from None
 
 
-def _numbers(runs: Sequence[Run]) -> str:
+def _numbers(runs: Sequence[BookedRun]) -> str:
     return f"({', '.join(str(run.id) for run in runs)})"
 
 

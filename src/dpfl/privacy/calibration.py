@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 
 from dpfl.errors import BadInput
 from dpfl.privacy import renyi
-from dpfl.privacy.accounting import Accountant, Mechanism, Noise, least_noise, tight
+from dpfl.privacy.accounting import Accountant, Mechanism, NoiseLaw, least_noise, tight
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.filters import RenyiFilter
 from dpfl.privacy.gaussian_dp import mu_of
@@ -26,7 +26,7 @@ _ROUNDING = 1e-9
 
 
 def noise_multipliers(
-    noise: Noise,
+    noise: NoiseLaw,
     releases: Sequence[int],
     budgets: Sequence[Budget],
     *,

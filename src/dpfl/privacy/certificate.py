@@ -16,7 +16,7 @@ from typing import Any
 from dpfl import run_folder
 from dpfl.errors import BadInput
 from dpfl.privacy.accounting import Mechanism, tight_each
-from dpfl.privacy.books import Books, Run
+from dpfl.privacy.books import BookedRun, Books
 from dpfl.privacy.budget import Observer, Promise, cautions
 
 _PROTECTED = {
@@ -84,7 +84,7 @@ class Certificate:
         return text(self.to_dict())
 
 
-def certify(books: Books, run: Run) -> Certificate:
+def certify(books: Books, run: BookedRun) -> Certificate:
     """Read the books of a run and state what they show."""
     facts = run.facts
     common: dict[str, Any] = {
@@ -128,7 +128,7 @@ def certify(books: Books, run: Run) -> Certificate:
 View = Sequence[Mapping[Mechanism, int]]  # what one observer saw of each client
 
 
-def _views(books: Books, run: Run, promise: Promise) -> dict[Observer, View]:
+def _views(books: Books, run: BookedRun, promise: Promise) -> dict[Observer, View]:
     """Return who saw what. The server drew the cohorts itself, and readers may know them: nothing is amplified."""
 
     def complete(seen: Mapping[int, Counter[Mechanism]]) -> View:

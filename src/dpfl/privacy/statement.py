@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 from dpfl.privacy.accounting import tight_each
-from dpfl.privacy.books import Books, Run
+from dpfl.privacy.books import BookedRun, Books
 from dpfl.privacy.budget import Promise
 from dpfl.privacy.certificate import finite, rounded_up
 
@@ -17,7 +17,7 @@ Statement = dict[str, Any]
 def state(books: Books) -> Statement:
     """Add up the books, for each kind of promise (unit and neighbours) apart: sums over kinds would mean nothing."""
     runs = books.runs()
-    kinds: dict[tuple[str, str], list[Run]] = {}
+    kinds: dict[tuple[str, str], list[BookedRun]] = {}
     for run in runs:
         if run.facts["promise"] is not None:
             kinds.setdefault((run.facts["promise"]["unit"], run.facts["promise"]["neighbours"]), []).append(run)
@@ -59,7 +59,7 @@ def state(books: Books) -> Statement:
     }  # fmt: skip
 
 
-def _lines(books: Books, kind: tuple[str, str], runs: list[Run]) -> list[dict[str, Any]]:
+def _lines(books: Books, kind: tuple[str, str], runs: list[BookedRun]) -> list[dict[str, Any]]:
     spent = books.spent(*runs)
     joined: Counter[int] = Counter()
     deltas: dict[int, float] = {}

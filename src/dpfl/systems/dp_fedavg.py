@@ -11,7 +11,7 @@ from typing import ClassVar
 from dpfl.errors import require_count
 from dpfl.orders import ClientClip, Gaussian, Laplace, Order
 from dpfl.privacy.budget import Budget, Promise
-from dpfl.privacy.claims import dp_fedavg_laplace_scale, dp_fedavg_noise_std
+from dpfl.privacy.paper_formulas import dp_fedavg_laplace_scale, dp_fedavg_noise_std
 from dpfl.systems.queried import QueriedSystem
 
 
@@ -51,7 +51,7 @@ class DPFedAvg(QueriedSystem):
         """Order E steps on the clipped gradient of all records."""
         return Order(
             steps=self.local_steps, learning_rate=self.rates(done * self.local_steps, self.local_steps),
-            clip=ClientClip(self.clip, self.clip_norm), noise=noise, noise_on="upload",
+            clip=ClientClip(self.clip, self.norm_order), noise=noise, noise_on="upload",
         )  # fmt: skip
 
     def papers_noise(self, order: Order, records: int, budget: Budget, replies: float) -> Gaussian | Laplace:

@@ -7,8 +7,8 @@ from dpfl.errors import BadInput
 from dpfl.orders import Full, Gaussian, Order, Poisson, RecordClip
 from dpfl.privacy.accounting import Mechanism, most_steps, tight
 from dpfl.privacy.budget import Budget, Calibration
-from dpfl.privacy.claims import ali_total_steps
 from dpfl.privacy.ledger import release_of
+from dpfl.privacy.paper_formulas import ali_total_steps
 
 
 def dpsgd_order(*, steps: int, lr: float, sampling_rate: float, clip: float, noise_multiplier: float) -> Order:

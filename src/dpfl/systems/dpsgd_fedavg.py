@@ -17,7 +17,7 @@ from dpfl.orders import Order, Poisson
 from dpfl.privacy.accounting import tight
 from dpfl.privacy.budget import Promise
 from dpfl.privacy.calibration import noise_multipliers
-from dpfl.privacy.claims import ali_epsilon
+from dpfl.privacy.paper_formulas import ali_epsilon
 from dpfl.systems.dpsgd import affordable_steps, dpsgd_order
 from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, planned_replies
 

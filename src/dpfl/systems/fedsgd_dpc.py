@@ -10,7 +10,7 @@ from typing import ClassVar
 from dpfl.errors import BadInput
 from dpfl.orders import Gaussian, Laplace, Order, Poisson, RecordClip
 from dpfl.privacy.budget import Budget, Promise
-from dpfl.privacy.claims import fedsgd_dpc_laplace_scale, fedsgd_dpc_noise_std
+from dpfl.privacy.paper_formulas import fedsgd_dpc_laplace_scale, fedsgd_dpc_noise_std
 from dpfl.systems.queried import QueriedSystem
 from dpfl.systems.system import batch_of
 
@@ -60,7 +60,7 @@ class FedSGDDPC(QueriedSystem):
         """Order one step with noise on the sum of the clipped gradients."""
         return Order(
             steps=1, learning_rate=self.rates(done, 1), batch=batch_of(self.sampling_rate),
-            clip=RecordClip(self.clip, self.clip_norm), noise=noise, noise_on="step",
+            clip=RecordClip(self.clip, self.norm_order), noise=noise, noise_on="step",
         )  # fmt: skip
 
     def papers_noise(self, order: Order, records: int, budget: Budget, replies: float) -> Gaussian | Laplace:

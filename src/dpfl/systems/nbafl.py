@@ -19,7 +19,7 @@ from dpfl.errors import BadInput, require_count, require_not_negative
 from dpfl.orders import Gaussian, ModelClip, Order, RecordClip
 from dpfl.privacy.budget import Promise
 from dpfl.privacy.calibration import cohort_downlink_noise_std, downlink_noise_std, gaussian_noise_stds
-from dpfl.privacy.claims import nbafl_cautions, nbafl_downlink_noise_std, nbafl_uplink_noise_std
+from dpfl.privacy.paper_formulas import nbafl_cautions, nbafl_downlink_noise_std, nbafl_uplink_noise_std
 from dpfl.systems.system import Feedback, PrivateSystem, Problem, State
 from dpfl.systems.udp import record_sensitivity
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dpfl.errors import BadInput, require_positive
 from dpfl.orders import Gaussian, Laplace, Norm, Order, sensitivity
-from dpfl.privacy.accounting import Noise
+from dpfl.privacy.accounting import NoiseLaw
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.calibration import noise_multipliers
 from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, planned_replies
@@ -31,7 +31,7 @@ class QueriedSystem(PrivateSystem[QueriedState]):
     The theory's are 2/(μ(k + γ)), with a γ of each paper's own: give μ and λ instead of lr.
     """
 
-    mechanism: Noise = "gaussian"
+    mechanism: NoiseLaw = "gaussian"
     norm: int | None = None  # of the clip: 1 for Laplace noise; 2, or 1, for Gaussian noise
     scheduling: Literal["random", "round-robin", "poisson"] = "round-robin"
     lr: float | None = None
@@ -85,12 +85,12 @@ class QueriedSystem(PrivateSystem[QueriedState]):
             )
 
     @property
-    def noise(self) -> Noise:
+    def noise(self) -> NoiseLaw:
         """Return the chosen law."""
         return self.mechanism
 
     @property
-    def clip_norm(self) -> Norm:
+    def norm_order(self) -> Norm:
         """Return the norm of the clip."""
         return 1 if self.norm == 1 else 2
 

@@ -17,7 +17,7 @@ from dpfl.errors import BadInput, require_count, require_positive
 from dpfl.federation import CohortRule, Everyone, PoissonCohort, RandomK, RoundRobin, Schedule
 from dpfl.options import fit_fields
 from dpfl.orders import UNPAID, Full, Gaussian, Order, Poisson, Question
-from dpfl.privacy.accounting import Noise
+from dpfl.privacy.accounting import NoiseLaw
 from dpfl.privacy.budget import Budget, Calibration, Promise, budgets, require_budgets
 
 
@@ -167,7 +167,7 @@ class PrivateSystem(System[S]):
         require_budgets(self.epsilon, self.delta, pure=self.noise == "laplace")
 
     @property
-    def noise(self) -> Noise:
+    def noise(self) -> NoiseLaw:
         """Return the law of the noise: Gaussian, for most systems."""
         return "gaussian"
 

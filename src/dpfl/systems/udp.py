@@ -17,7 +17,7 @@ from dpfl.errors import BadInput, require_not_negative
 from dpfl.orders import Gaussian, Order, Question, RecordClip, sensitivity
 from dpfl.privacy.budget import Promise
 from dpfl.privacy.calibration import gaussian_noise_stds
-from dpfl.privacy.claims import udp_cautions, udp_noise_std, udp_recomputed_noise_std
+from dpfl.privacy.paper_formulas import udp_cautions, udp_noise_std, udp_recomputed_noise_std
 from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, planned_replies
 
 

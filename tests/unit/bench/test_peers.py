@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpfl.bench import loop
-from dpfl.bench.workloads import WORKLOADS, Problem, draw
+from dpfl.bench.workloads import WORKLOADS, DrawnWorkload, draw
 from dpfl.orders import Gaussian, Poisson, RecordClip
 
 
@@ -40,7 +40,7 @@ def opacus() -> ModuleType:
     return opacus
 
 
-def tiny(name: str, **order: Any) -> Problem:
+def tiny(name: str, **order: Any) -> DrawnWorkload:
     """Draw three of four clients with five records each; where nothing else is ordered, they neither clip nor noise."""
     workload = WORKLOADS[name]
     assert workload.order.clip is not None
@@ -49,12 +49,12 @@ def tiny(name: str, **order: Any) -> Problem:
     return draw(dataclasses.replace(workload, clients=4, cohort=3, records=5, order=ordered))
 
 
-def clipped() -> Problem:
+def clipped() -> DrawnWorkload:
     """Draw clients whose every update is longer than 1, where the loop clips it."""
     return tiny("W4", clip=WORKLOADS["W4"].order.clip, learning_rate=10.0)
 
 
-def assert_plays_as_the_loop(play: Callable[[], Tensor], problem: Problem) -> None:
+def assert_plays_as_the_loop(play: Callable[[], Tensor], problem: DrawnWorkload) -> None:
     broadcast = problem.broadcast.clone()
     expected = loop.prepare(problem)()
     assert (expected - broadcast).abs().max() > 1e-4  # there is something to agree on
@@ -80,7 +80,7 @@ def test_pfl_adds_the_mean_of_the_clients_noise(pfl: ModuleType) -> None:
 
 
 @contextmanager
-def simulated(flower: ModuleType, problem: Problem) -> Iterator[Callable[[], Tensor]]:
+def simulated(flower: ModuleType, problem: DrawnWorkload) -> Iterator[Callable[[], Tensor]]:
     play = flower.prepare(problem)
     try:
         yield play

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpfl.clients.answers import Answers, Work
-from dpfl.clients.layered import Layered
 from dpfl.clients.pool import Pool
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.ways import ways
 from dpfl.federation import Records
+from dpfl.gradients.capabilities import capabilities_of
+from dpfl.gradients.layered import Layered
 from dpfl.models import Model, build
 from dpfl.models.architectures import cross_entropy
 from dpfl.orders import Question
@@ -39,8 +39,8 @@ def both(
     model: Model, data: tuple[Records, ...], asked: tuple[Question, ...], who: Sequence[int], room: int | None = None
 ) -> tuple[dict[Question, dict[int, float]], dict[Question, dict[int, float]]]:
     (public,) = records(*data[0].x.shape[1:], classes=2, seed=2, sizes=(8,))
-    known = ways(model, Records(public.x, data[2].y[:8]))
-    ours = StackedClients(model, data, Streams(0), ways=known, room=room)
+    known = capabilities_of(model, Records(public.x, data[2].y[:8]))
+    ours = StackedClients(model, data, Streams(0), capabilities=known, room=room)
     theirs = ReferenceClients(model, data, Streams(0), vectorised=False)
     before, moved = model.weights(), uploads(model, who)
     after = before + 0.1

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dpfl.clients.cores import Cores, one_core
-from dpfl.clients.layered import Layered
+from dpfl.gradients.layered import Layered
 from dpfl.models import Model
 from dpfl.models.architectures import squared_error
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpfl.clients.chunks import Chunk, Numbers
-from dpfl.clients.layered import Layered
+from dpfl.clients.chunks import Chunk, Columns
 from dpfl.clients.local_steps import LocalSteps, is_one_batch
 from dpfl.clients.pool import Batch, Pool
 from dpfl.federation import Records
+from dpfl.gradients.layered import Layered
 from dpfl.models import Model
 from dpfl.models.architectures import squared_error
 from dpfl.orders import ClientClip, Gaussian, ModelClip, Order, Poisson, RecordClip
@@ -40,7 +40,7 @@ def moved(
     """Return the updates of both clients from w = 1, or their weighted sum."""
     chunk = Chunk([0, 1], [Charged(order, 2), Charged(order, 1)])
     steps = LocalSteps(Layered(MODEL), POOL, None, rows, careful=False)
-    numbers, batch = Numbers.of(chunk.table(ONE, weights)), POOL.whole([0, 1])
+    numbers, batch = Columns.of(chunk.table(ONE, weights)), POOL.whole([0, 1])
     if weights is None:
         return steps.updates(order, numbers, ONE, lambda: batch, noise, late_noise=late_noise).flatten().tolist()
     return steps.weighted_sum(order, numbers, ONE, lambda: batch, noise).tolist()
@@ -122,7 +122,7 @@ def test_every_step_sees_the_batch_that_is_drawn_for_it() -> None:
     chunk = Chunk([0], [Charged(order, 2)])
     batches = iter([Batch(torch.tensor([row]), torch.ones(1)) for row in (0, 1)])
     steps = LocalSteps(Layered(MODEL), POOL, None, 100, careful=False)
-    numbers = Numbers.of(chunk.table(ONE))
+    numbers = Columns.of(chunk.table(ONE))
     assert steps.updates(order, numbers, ONE, lambda: next(batches), never, late_noise=True).tolist() == [[1.0]]
 
 
@@ -130,7 +130,7 @@ def test_an_empty_batch_moves_nobody() -> None:
     order = replace(PLAIN, batch=Poisson(0.5), clip=RecordClip(1.0))
     chunk = Chunk([0, 1], [Charged(order, 2), Charged(order, 1)])
     steps = LocalSteps(Layered(MODEL), POOL, None, 100, careful=False)
-    empty, numbers = Batch(torch.zeros(0, dtype=torch.long), torch.zeros(0)), Numbers.of(chunk.table(ONE))
+    empty, numbers = Batch(torch.zeros(0, dtype=torch.long), torch.zeros(0)), Columns.of(chunk.table(ONE))
     assert steps.updates(order, numbers, ONE, lambda: empty, never, late_noise=True).tolist() == [[0.0], [0.0]]
     assert steps.weighted_sum(order, numbers, ONE, lambda: empty, never).tolist() == [0.0]
 

@@ -13,8 +13,8 @@ from dpfl.clients import stacked
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
 from dpfl.clients.together import Together
-from dpfl.clients.ways import Ways, ways
 from dpfl.federation import Records
+from dpfl.gradients.capabilities import Capabilities, capabilities_of
 from dpfl.models import Model, build
 from dpfl.models.architectures import cross_entropy, squared_error
 from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
@@ -51,9 +51,9 @@ def mlp() -> Model:
 
 
 def clients(model: Model, data: tuple[Records, ...], seen: Records | None = None, seed: int = 0) -> StackedClients:
-    found = ways(model, seen or public())
+    found = capabilities_of(model, seen or public())
     assert found.layers is not None
-    return StackedClients(model, data, Streams(seed), ways=found)
+    return StackedClients(model, data, Streams(seed), capabilities=found)
 
 
 def paid(order: Order | Mapping[int, Order], who: tuple[int, ...] = tuple(range(len(SIZES)))) -> dict[int, Charged]:
@@ -345,7 +345,7 @@ def test_a_module_that_keeps_what_it_saw_trains_on_two_threads(monkeypatch: pyte
     monkeypatch.setattr(stacked, "_CPU_CHUNK", 1)
     torch.set_num_threads(2)
     model, data = Model(Remembering().double(), cross_entropy), records()
-    ours = StackedClients(model, data, Streams(0), ways=ways(model, public()))
+    ours = StackedClients(model, data, Streams(0), capabilities=capabilities_of(model, public()))
     theirs = ReferenceClients(model, data, Streams(0)).perform(paid(ORDERS["everything"]), model.weights(), 1)
     assert_close(rows(ours.perform(paid(ORDERS["everything"]), model.weights(), 1)), rows(theirs))
 
@@ -434,7 +434,9 @@ def test_what_fills_gaps_counts_for_nothing_whatever_the_model_makes_of_it(
     model, data = Model(Angle().double(), cross_entropy), records()
     order = paid(Order(steps=2, learning_rate=0.5, clip=clip))
     theirs = ReferenceClients(model, data, Streams(0)).perform(order, model.weights(), 1)
-    ours = StackedClients(model, data, Streams(0), ways=ways(model, public()))  # it may well be refused
+    ours = StackedClients(
+        model, data, Streams(0), capabilities=capabilities_of(model, public())
+    )  # it may well be refused
     assert_close(rows(ours.perform(order, model.weights(), 1)), rows(theirs))
 
 
@@ -521,25 +523,25 @@ class Unknown(nn.Module):
 @pytest.mark.parametrize("apart", [True, False])
 def test_a_model_of_unknown_layers_trains_by_the_reference_clients_loop(apart: bool) -> None:
     model, data = Model(Unknown().double(), cross_entropy), records()
-    found = ways(model, public())
+    found = capabilities_of(model, public())
     assert found.layers is None
     assert found.vectorised
     assert str(found) == "at once"
     order = paid(mixed(SAMPLED["noise on steps"]))
     theirs = ReferenceClients(model, data, Streams(0)).perform(order, model.weights(), 1)
-    ours = StackedClients(model, data, Streams(0), ways=found).perform(order, model.weights(), 1, apart=apart)
+    ours = StackedClients(model, data, Streams(0), capabilities=found).perform(order, model.weights(), 1, apart=apart)
     assert torch.equal(rows(ours), rows(theirs))
 
 
 def test_ways_are_told_in_words() -> None:
-    assert str(ways(mlp(), public())) == "from layers"
-    assert str(Ways.none(mlp(), public())) == "at once"
-    assert str(Ways(None, False, False)) == "one by one"
+    assert str(capabilities_of(mlp(), public())) == "from layers"
+    assert str(Capabilities.none(mlp(), public())) == "at once"
+    assert str(Capabilities(None, False, False)) == "one by one"
     regression = Model(nn.Linear(FEATURES, 1).double(), squared_error)
     seen = Records(public().x, public().x.sum(dim=1))
-    assert ways(regression, seen).least_squares
-    assert not Ways.none(regression, seen).least_squares
-    assert not ways(mlp(), public()).least_squares
+    assert capabilities_of(regression, seen).least_squares
+    assert not Capabilities.none(regression, seen).least_squares
+    assert not capabilities_of(mlp(), public()).least_squares
 
 
 # Pooling before ReLU.

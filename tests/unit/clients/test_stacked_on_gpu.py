@@ -9,8 +9,8 @@ import torch
 from dpfl.clients import draws
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.ways import ways
 from dpfl.federation import Records
+from dpfl.gradients.capabilities import capabilities_of
 from dpfl.models import Model, build
 from dpfl.orders import ClientClip, Gaussian, Order, Poisson, RecordClip
 from dpfl.precision import products
@@ -50,7 +50,7 @@ def paid(order: Order) -> dict[int, Charged]:
 def test_sums_are_those_of_the_reference_client(name: str, kind: str) -> None:
     model, records = problem(name)
     with products("float32"):
-        stacked = StackedClients(model, records, Streams(1), ways=ways(model, records[1]))
+        stacked = StackedClients(model, records, Streams(1), capabilities=capabilities_of(model, records[1]))
         weights = {0: 0.1, 1: 0.4, 2: 0.2, 3: 0.3}
         theirs = ReferenceClients(model, records, Streams(1)).perform(paid(ORDERS[kind]), model.weights(), 1)
         wanted = sum(weights[client] * update for client, update in theirs.items())
@@ -71,7 +71,7 @@ def rounds(name: str) -> list[torch.Tensor]:
     """Return the sums of six noisy rounds: the first eager, the second recorded, the others replayed."""
     model, records = problem(name)
     stacked, weights = (
-        StackedClients(model, records, Streams(5), ways=ways(model, records[1])),
+        StackedClients(model, records, Streams(5), capabilities=capabilities_of(model, records[1])),
         dict.fromkeys(range(4), 0.25),
     )
     with products("float32"):
@@ -97,7 +97,7 @@ def test_recordings_of_several_kinds_share_their_memory_and_nothing_else() -> No
     weights = dict.fromkeys(range(4), 0.25)
     orders = [replace(ORDERS["steps, records"], steps=steps) for steps in (1, 2, 4)]
     with products("float32"):
-        stacked = StackedClients(model, records, Streams(1), ways=ways(model, records[1]))
+        stacked = StackedClients(model, records, Streams(1), capabilities=capabilities_of(model, records[1]))
 
         def sums(order: Order) -> torch.Tensor:
             return stacked.perform(paid(order), model.weights(), 1, apart=False).weighted_sum(weights)
@@ -114,7 +114,9 @@ def test_answers_are_those_of_the_reference_client(name: str) -> None:
     moved = {client: 0.1 * torch.randn_like(model.weights()) for client in (0, 1, 3)}
     asked = (("loss", "curvature"), model.weights(), moved, model.weights() + moved[0])
     with products("float32"):
-        ours = StackedClients(model, records, Streams(1), ways=ways(model, records[1])).answer(*asked)
+        ours = StackedClients(model, records, Streams(1), capabilities=capabilities_of(model, records[1])).answer(
+            *asked
+        )
         theirs = ReferenceClients(model, records, Streams(1)).answer(*asked)
     for question, told in theirs.items():
         assert ours[question] == pytest.approx(told, rel=1e-3)
@@ -126,7 +128,7 @@ def test_a_batch_that_did_not_fit_is_drawn_again_whole(monkeypatch: pytest.Monke
     weights = dict.fromkeys(range(4), 0.25)
 
     def sums() -> torch.Tensor:
-        stacked = StackedClients(model, records, Streams(5), ways=ways(model, records[1]))
+        stacked = StackedClients(model, records, Streams(5), capabilities=capabilities_of(model, records[1]))
         return stacked.perform(paid(order), model.weights(), 1, apart=False).weighted_sum(weights)
 
     whole = sums()

@@ -25,7 +25,7 @@ delta = 1e-3
 clients = 4
 lr = 1.0
 
-[twin]
+[at_true]
 clip = 0.5
 
 [smoke]
@@ -85,7 +85,7 @@ def test_every_cell_of_every_file_is_a_config(at_paper_scale: list[Experiment]) 
         assert jobs
         papers = [job for job in jobs if getattr(job.cell.config.system, "calibration", None) == "paper"]
         tight = [job for job in jobs if getattr(job.cell.config.system, "calibration", None) == "tight"]
-        assert not papers or tight, f"{one.name} has no twin at true ε"
+        assert not papers or tight, f"{one.name} is not trained at true ε"
 
 
 def test_the_smoke_scale_is_a_small_part(at_paper_scale: list[Experiment]) -> None:
@@ -108,7 +108,7 @@ def test_papers_printed_numbers_are_those_of_their_tables(at_paper_scale: list[E
 
 def test_rows_and_columns_change_the_config(tmp_path: Path) -> None:
     one = load(written(tmp_path), "paper")
-    ((_, cell),) = one.cells(one.rows[0], one.columns[1], twin=False, seed=1)
+    ((_, cell),) = one.cells(one.rows[0], one.columns[1], at_true=False, seed=1)
     system = cell.config.system
     assert isinstance(system, PrivateSystem)
     assert (system.name, system.rounds, system.epsilon, system.calibration, system.clip) == (
@@ -123,7 +123,7 @@ def test_rows_and_columns_change_the_config(tmp_path: Path) -> None:
 
 def test_the_twin_is_the_same_with_a_true_promise(tmp_path: Path) -> None:
     one = load(written(tmp_path), "paper")
-    ((_, cell),) = one.cells(one.rows[0], one.columns[0], twin=True, seed=1)
+    ((_, cell),) = one.cells(one.rows[0], one.columns[0], at_true=True, seed=1)
     system = cell.config.system
     assert isinstance(system, PrivateSystem)
     assert (system.calibration, system.epsilon, system.clip) == ("tight", 2.0, 0.5)
@@ -131,7 +131,9 @@ def test_the_twin_is_the_same_with_a_true_promise(tmp_path: Path) -> None:
 
 def test_a_row_without_privacy_is_its_own_twin(tmp_path: Path) -> None:
     one = load(written(tmp_path), "paper")
-    (first, second) = (one.cells(one.rows[1], one.columns[0], twin=twin, seed=1)[0][1] for twin in (False, True))
+    (first, second) = (
+        one.cells(one.rows[1], one.columns[0], at_true=at_true, seed=1)[0][1] for at_true in (False, True)
+    )
     assert first == second
     assert first.config.system.name == "fedavg"  # which knows no clip, and is not asked for one
 
@@ -139,7 +141,7 @@ def test_a_row_without_privacy_is_its_own_twin(tmp_path: Path) -> None:
 def test_the_smoke_scale_sets_what_it_says_last(tmp_path: Path) -> None:
     one = load(written(tmp_path), "smoke")
     assert [row.label for row in one.rows] == ["little"]
-    ((_, cell),) = one.cells(one.rows[0], one.columns[0], twin=False, seed=1)
+    ((_, cell),) = one.cells(one.rows[0], one.columns[0], at_true=False, seed=1)
     assert (cell.config.settings.clients, cell.repetitions) == (2, 1)
     assert one.printed.cells == ((1.0, 2.0),)
 
@@ -147,13 +149,13 @@ def test_the_smoke_scale_sets_what_it_says_last(tmp_path: Path) -> None:
 def test_keys_tell_apart_what_makes_a_difference(tmp_path: Path) -> None:
     one = load(written(tmp_path), "paper")
     cells = [
-        one.cells(row, column, twin=twin, seed=seed)[0][1]
-        for row, column, twin, seed in itertools.product(one.rows, one.columns, (False, True), (1, 2))
+        one.cells(row, column, at_true=at_true, seed=seed)[0][1]
+        for row, column, at_true, seed in itertools.product(one.rows, one.columns, (False, True), (1, 2))
     ]
-    assert len({cell.key for cell in cells}) == 2 * 3 * 2  # the row without privacy is its own twin
+    assert len({cell.key for cell in cells}) == 2 * 3 * 2  # the row without privacy is its own at_true
     assert (
         cells[0].key
-        == load(written(tmp_path), "paper").cells(one.rows[0], one.columns[0], twin=False, seed=1)[0][1].key
+        == load(written(tmp_path), "paper").cells(one.rows[0], one.columns[0], at_true=False, seed=1)[0][1].key
     )
 
 

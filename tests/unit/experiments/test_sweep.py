@@ -269,7 +269,7 @@ def test_a_curve_is_read_off_at_a_round_and_stays_where_it_ended() -> None:
 
 def test_costs_grow_with_what_is_trained(experiment: Experiment) -> None:
     short, long = (
-        experiment.cells(experiment.rows[0], column, twin=False, seed=1)[0][1] for column in experiment.columns
+        experiment.cells(experiment.rows[0], column, at_true=False, seed=1)[0][1] for column in experiment.columns
     )
     assert flops(long) == pytest.approx(3 * flops(short))
     assert 0 < seconds([short]) < seconds([long, short])

@@ -15,7 +15,7 @@ import pytest
 from dpfl.errors import BadInput
 from dpfl.privacy import books as module
 from dpfl.privacy.accounting import Mechanism
-from dpfl.privacy.books import Books, Grant, Release, Run
+from dpfl.privacy.books import BookedRun, Books, Grant, Release
 from dpfl.privacy.budget import Budget
 
 PLAIN, SAMPLED, LAPLACE = (
@@ -35,7 +35,7 @@ def upload(noise_std: float, sensitivity: float, *, rate: float = 1.0) -> Releas
     return Release(Mechanism("gaussian", noise_std / sensitivity, rate), 1, noise_std, sensitivity)
 
 
-def charge(books: Books, run: Run, round: int, releases: dict[int, Release | None]) -> dict[int, int]:
+def charge(books: Books, run: BookedRun, round: int, releases: dict[int, Release | None]) -> dict[int, int]:
     """Charge one round; return the charges' numbers."""
     with books.transaction():
         numbers = {i: None if release is None else books.add_release(release) for i, release in releases.items()}
@@ -43,7 +43,7 @@ def charge(books: Books, run: Run, round: int, releases: dict[int, Release | Non
 
 
 def play(
-    books: Books, run: Run, round: int, uploads: dict[int, tuple[float, Release | None]], noise_std: float = 0.0
+    books: Books, run: BookedRun, round: int, uploads: dict[int, tuple[float, Release | None]], noise_std: float = 0.0
 ) -> None:
     """Charge a round and send out the model in which each upload has its weight."""
     numbers = charge(books, run, round, {client: release for client, (_, release) in uploads.items()})
@@ -238,7 +238,7 @@ def test_where_a_client_mixed_its_noise_everything_is_heard(other: Release, book
 # What released models tell.
 
 
-def released(books: Books, run: Run) -> dict[int, float]:
+def released(books: Books, run: BookedRun) -> dict[int, float]:
     """Return what each client let out through models, in μ²."""
     found = books.released(run)
     assert found is not None

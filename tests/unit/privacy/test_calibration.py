@@ -11,8 +11,8 @@ from dpfl.privacy import calibration
 from dpfl.privacy.accounting import Mechanism, tight, tight_each
 from dpfl.privacy.budget import Budget, budgets
 from dpfl.privacy.calibration import downlink_noise_std, gaussian_noise_stds, noise_multipliers, shared_noise
-from dpfl.privacy.claims import udp_noise_std
 from dpfl.privacy.gaussian_dp import mu_of
+from dpfl.privacy.paper_formulas import udp_noise_std
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0, 100.0])

@@ -12,8 +12,8 @@ from dpfl.federation import Schedule
 from dpfl.orders import Gaussian, Order, Poisson, RecordClip
 from dpfl.privacy.accounting import Mechanism, tight
 from dpfl.privacy.certificate import certify
-from dpfl.privacy.claims import ali_epsilon
 from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.paper_formulas import ali_epsilon
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, Feedback, Problem
 from dpfl.systems.ali_dpfl import ALIState

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.ways import ways
 from dpfl.errors import BadInput
 from dpfl.federation import Records, Schedule
+from dpfl.gradients.capabilities import capabilities_of
 from dpfl.models import Model, build
 from dpfl.orders import Full, Order, Poisson
 from dpfl.privacy.certificate import certify
@@ -53,9 +53,9 @@ def play_rounds(
     ledger = ledger or Ledger(system.promise(sizes), sizes)
     performers: ReferenceClients | StackedClients = ReferenceClients(learner, clients, streams)
     if backend == "stacked":
-        known = ways(learner, clients[0])
+        known = capabilities_of(learner, clients[0])
         assert known.layers is not None
-        performers = StackedClients(learner, clients, streams, ways=known)
+        performers = StackedClients(learner, clients, streams, capabilities=known)
     for _ in range(rounds):
         state, _ = play(
             system, state, ledger=ledger, clients=performers, model=learner, validation=clients[0], streams=streams

@@ -12,9 +12,9 @@ from dpfl.federation import Schedule, federate
 from dpfl.orders import Full, Gaussian, Order, Poisson, RecordClip
 from dpfl.privacy.accounting import Mechanism, tight
 from dpfl.privacy.certificate import certify
-from dpfl.privacy.claims import ali_epsilon
 from dpfl.privacy.gaussian_dp import mu_of
 from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.paper_formulas import ali_epsilon
 from dpfl.repetitions import repeat
 from dpfl.streams import Streams
 from dpfl.systems import DPSGDFedAvg, Feedback, Problem

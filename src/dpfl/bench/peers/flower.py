@@ -31,7 +31,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from dpfl.bench.workloads import Problem
+from dpfl.bench.workloads import DrawnWorkload
 from dpfl.models import build
 from dpfl.orders import ClientClip, Gaussian, Order, RecordClip
 from dpfl.streams import Streams
@@ -39,7 +39,7 @@ from dpfl.streams import Streams
 WORKLOADS = frozenset({"W1", "W2", "W4"})
 
 
-def prepare(problem: Problem) -> "Simulation":
+def prepare(problem: DrawnWorkload) -> "Simulation":
     """Start a simulation and return it: called, it plays one round and returns the model after it."""
     return Simulation(problem)
 
@@ -47,7 +47,7 @@ def prepare(problem: Problem) -> "Simulation":
 class Simulation:
     """A running simulation, which has to be closed."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: DrawnWorkload) -> None:
         """Start the workers and let them load their data: a first round is played."""
         self._problem = problem
         self._asked: queue.Queue[bool] = queue.Queue()
@@ -107,7 +107,7 @@ class Simulation:
             self._answers.put(torch.from_numpy(model).to(broadcast.device))
 
 
-def _save(problem: Problem, folder: str) -> str:
+def _save(problem: DrawnWorkload, folder: str) -> str:
     """Write what a worker needs to train any client of the cohort."""
     x = torch.stack([problem.records[i].x for i in problem.cohort])
     y = torch.stack([problem.records[i].y for i in problem.cohort])

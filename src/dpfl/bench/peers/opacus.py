@@ -16,14 +16,14 @@ from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClippi
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dpfl.bench.workloads import Problem
+from dpfl.bench.workloads import DrawnWorkload
 from dpfl.orders import Gaussian, Poisson, RecordClip
 
 WORKLOADS = frozenset({"W3"})
 MODES = ("hooks", "ghost", "functorch")
 
 
-def prepare(problem: Problem, mode: str) -> Callable[[], Tensor]:
+def prepare(problem: DrawnWorkload, mode: str) -> Callable[[], Tensor]:
     """Return a function that plays one round in a `grad_sample_mode` and returns the model after it."""
     order, device = problem.workload.order, problem.device
     clip, noise, batch = order.clip, order.noise, order.batch

@@ -23,7 +23,7 @@ from pfl.model.pytorch import PyTorchModel
 from pfl.privacy.gaussian_mechanism import GaussianMechanism
 from torch import Tensor, nn
 
-from dpfl.bench.workloads import Problem
+from dpfl.bench.workloads import DrawnWorkload
 from dpfl.orders import Gaussian
 
 WORKLOADS = frozenset({"W1", "W2", "W4"})
@@ -32,7 +32,7 @@ WORKLOADS = frozenset({"W1", "W2", "W4"})
 class _Trained(nn.Module):
     """The model's module with the two functions that pfl asks of one."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: DrawnWorkload) -> None:
         super().__init__()
         self.module, self._loss = problem.model.module, problem.model.loss
 
@@ -43,7 +43,7 @@ class _Trained(nn.Module):
         return {}  # nothing is evaluated
 
 
-def prepare(problem: Problem) -> Callable[[], Tensor]:
+def prepare(problem: DrawnWorkload) -> Callable[[], Tensor]:
     """Return a function that plays one round and returns the model after it."""
     order = problem.workload.order
     clip, noise = order.clip, order.noise

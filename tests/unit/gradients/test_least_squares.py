@@ -5,10 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpfl.clients import least_squares
-from dpfl.clients.least_squares import Moments, is_least_squares
-from dpfl.clients.pool import Batch, Pool
 from dpfl.federation import Records
+from dpfl.gradients import least_squares
+from dpfl.gradients.least_squares import Moments, is_least_squares
 from dpfl.models import Model, build
 from dpfl.models.architectures import squared_error
 from dpfl.models.model import Loss
@@ -39,10 +38,10 @@ def test_the_moments_by_hand() -> None:
     # Records x = 1, y = 2 and x = 3, y = 1 at w = 2, b = 1: the outputs are 3 and 7, so 2·(1·1 + 6·3) = 38 in w and
     # 2·(1 + 6) = 14 in b.
     model = Model(nn.Linear(1, 1), squared_error)
-    pool = Pool([Records(torch.tensor([[1.0], [3.0]]), torch.tensor([2.0, 1.0]))])
-    moments = Moments(model, pool)
+    clients = [Records(torch.tensor([[1.0], [3.0]]), torch.tensor([2.0, 1.0]))]
+    moments = Moments(model, clients)
     assert moments.moments.tolist() == [[[20.0, 8.0, -10.0], [8.0, 4.0, -6.0]]]  # twice (XᵀX | −Xᵀy)
-    assert moments.sums(torch.tensor([2.0, 1.0]), Batch(torch.tensor([0]), None)).tolist() == [[38.0, 14.0]]
+    assert moments.sums(torch.tensor([2.0, 1.0]), torch.tensor([0])).tolist() == [[38.0, 14.0]]
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -52,12 +51,12 @@ def test_sums_of_gradients_are_autograds_for_clients_of_any_size(
 ) -> None:
     monkeypatch.setattr(least_squares, "_AT_ONCE", at_once)
     model, clients = regression(bias=bias), [records(count) for count in (3, 8, 3, 1, 8, 8)]
-    moments = Moments(model, Pool(clients))
+    moments = Moments(model, clients)
     shared = torch.randn(model.dim, dtype=torch.float64)
     own = torch.randn(3, model.dim, dtype=torch.float64)
     chosen = [4, 0, 3]
     for weights, models in ((shared, shared.expand(3, -1)), (own, own)):
-        found = moments.sums(weights, Batch(torch.tensor(chosen), None))
+        found = moments.sums(weights, torch.tensor(chosen))
         for row, at, client in zip(found, models, chosen, strict=True):
             mine = clients[client]
             expected = len(mine) * model.gradient(at, mine.x, mine.y)
@@ -68,7 +67,7 @@ def test_moments_are_taken_in_double_precision_and_given_back_in_the_models() ->
     # Targets of 10⁴ + a little: in single precision the products would lose the little.
     model = Model(nn.Linear(1, 1, bias=False), squared_error)
     x, y = torch.full((1000, 1), 1.0), 10_000 + torch.linspace(0, 1, 1000)
-    found = Moments(model, Pool([Records(x, y)])).sums(torch.tensor([10_000.0]), Batch(torch.tensor([0]), None))
+    found = Moments(model, [Records(x, y)]).sums(torch.tensor([10_000.0]), torch.tensor([0]))
     assert found.dtype == torch.float32
     true = 2 * (10_000 - y.double()).sum()
     assert found.item() == pytest.approx(true.item(), rel=1e-6)

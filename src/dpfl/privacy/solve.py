@@ -5,10 +5,10 @@ from typing import Any, cast
 
 from dpfl.errors import BadInput, require_count, require_positive
 from dpfl.privacy import renyi
-from dpfl.privacy.accounting import Accountant, Mechanism, Noise, Sampling, least_noise, most_steps, tight
+from dpfl.privacy.accounting import Accountant, Mechanism, NoiseLaw, Sampling, least_noise, most_steps, tight
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.certificate import finite, rounded_up
-from dpfl.privacy.claims import ali_epsilon
+from dpfl.privacy.paper_formulas import ali_epsilon
 
 _ACCOUNTANTS: dict[str, Accountant] = {"tight": tight, "rdp": renyi.epsilon, "paper": ali_epsilon}
 _WORDS = {
@@ -51,7 +51,7 @@ def answer(
     if noise_multiplier is not None:
         require_positive("noise_multiplier", noise_multiplier, "noise of 1 sensitivity is a common start")
     multiplier = 1.0 if noise_multiplier is None else float(noise_multiplier)
-    one = Mechanism(cast(Noise, mechanism), multiplier, sampling_rate, cast(Sampling, sampling))
+    one = Mechanism(cast(NoiseLaw, mechanism), multiplier, sampling_rate, cast(Sampling, sampling))
     budget = Budget(1.0 if epsilon is None else epsilon, delta)
     if mechanism == "gaussian" and delta == 0:
         raise BadInput("delta must be above 0 with gaussian noise, was 0; choose 1e-5, say")

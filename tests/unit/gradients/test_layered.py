@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, prune
 
-from dpfl.clients.clipping import sum_of_clipped
-from dpfl.clients.layered import Layered, layered, sum_of_clipped_layered
 from dpfl.federation import Records
+from dpfl.gradients.clipping import sum_of_clipped
+from dpfl.gradients.layered import Layered, layered, sum_of_clipped_layered
 from dpfl.models import Model, build
 from dpfl.models.architectures import cross_entropy, hinge, squared_error
 from dpfl.models.model import Loss

@@ -11,7 +11,7 @@ import torch
 
 from dpfl.errors import BadInput
 from dpfl.federation import Federation, Records, federate, from_arrays
-from dpfl.planning.stand_in import StandIn, stand_in
+from dpfl.planning.public_proxy import StandIn, stand_in
 from dpfl.streams import Streams
 
 

@@ -18,9 +18,9 @@ from dpfl.errors import BadInput
 from dpfl.federation import Records
 from dpfl.models import Model
 from dpfl.orders import ClientClip, ModelClip, RecordClip
-from dpfl.planning import probes
+from dpfl.planning import estimate_constants
 from dpfl.planning.constants import SYMBOLS, Constants, read
-from dpfl.planning.probes import estimate
+from dpfl.planning.estimate_constants import estimate
 from dpfl.streams import Streams
 
 CLOSE = 1e-3  # part of the value
@@ -614,21 +614,23 @@ def test_parameters_that_are_not_trained_are_no_part_of_it() -> None:
 
 def test_of_many_records_an_even_part_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     # Records come as blocks, again and again, and a quarter of each client's is whole blocks: all constants stay.
-    monkeypatch.setattr(probes, "_RECORDS", 240)
+    monkeypatch.setattr(estimate_constants, "_RECORDS", 240)
     blocks = regression(np.geomspace(0.5, 4.0, 6), (20, 30, 10))
     clients = [Records(one.x.repeat(16, 1), one.y.repeat(16)) for one in blocks]
     model = Model(linear(6), half_square)
     truth = known(blocks, model.weights().numpy())
     assert truth == pytest.approx(known(clients, model.weights().numpy()))
     seen = []
-    field = probes._Probe.field
-    monkeypatch.setattr(probes._Probe, "field", lambda self, *rest: seen.append(sum(self.sizes)) or field(self, *rest))
+    field = estimate_constants._Probe.field
+    monkeypatch.setattr(
+        estimate_constants._Probe, "field", lambda self, *rest: seen.append(sum(self.sizes)) or field(self, *rest)
+    )
     assert_known(probe(model, clients), truth)
     assert set(seen) == {240}
 
 
 def test_of_many_clients_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "_CLIENTS", 4)
+    monkeypatch.setattr(estimate_constants, "_CLIENTS", 4)
     clients = regression(np.geomspace(0.5, 4.0, 6), UNEQUAL)
     twice = [one for client in clients for one in (client, client)]
     model = Model(linear(6), half_square)

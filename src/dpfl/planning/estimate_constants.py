@@ -16,10 +16,10 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from dpfl.clients.layered import layered, sum_of_clipped_layered
 from dpfl.clients.reference import perform
 from dpfl.errors import BadInput
 from dpfl.federation import Records
+from dpfl.gradients.layered import layered, sum_of_clipped_layered
 from dpfl.models import Model
 from dpfl.orders import ClientClip, ModelClip, Order, RecordClip
 from dpfl.planning.constants import Constants, Note

@@ -12,13 +12,13 @@ from dpfl.config import Settings, parse
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.federation import Federation
 from dpfl.planning import PLANNERS, Constants, Plan, Task, by_bound, check, make, pilot, recommend
-from dpfl.planning.check import Cell, Check
-from dpfl.planning.recommend import Recommendation, Verdict
+from dpfl.planning.recommend import RankedSystem, Recommendation
+from dpfl.planning.regret import Check, GridPoint
 from dpfl.systems import PrivateSystem
 from dpfl.training import federation_of
 
 # The modules: their package calls functions by these names.
-CHECK, RECOMMEND = (importlib.import_module(f"dpfl.planning.{name}") for name in ("check", "recommend"))
+REGRET, RECOMMEND = (importlib.import_module(f"dpfl.planning.{name}") for name in ("regret", "recommend"))
 N = 5
 CONSTANTS = Constants(
     strong_convexity=0.5, smoothness=2.0, polyak_lojasiewicz=0.4, gradient_bound=1.3, lipschitz=1.7, record_spread=0.8,
@@ -56,7 +56,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PrivateSystem, int]]:
         seen.append((system, seed))
         return Ended(1.0 + abs(system.rounds - 6) + 0.1 * seed)
 
-    monkeypatch.setattr(CHECK, "train", train)
+    monkeypatch.setattr(REGRET, "train", train)
     return seen
 
 
@@ -126,7 +126,7 @@ def test_cells_that_diverge_or_cannot_be_paid_for_are_the_worst(monkeypatch: pyt
             raise BudgetRefused("no more")
         return Ended(None if system.rounds == 2 and seed == 2 else 3.0 - 0.1 * system.rounds)
 
-    monkeypatch.setattr(CHECK, "train", train)
+    monkeypatch.setattr(REGRET, "train", train)
     of = task("udp", lr=0.5, most_rounds=32)
     found = check(of, replace(planned(of), system=replace(of.system, rounds=8)), seeds=2)
     losses = {cell.numbers["rounds"]: cell.mean for cell in found.cells}
@@ -136,7 +136,7 @@ def test_cells_that_diverge_or_cannot_be_paid_for_are_the_worst(monkeypatch: pyt
 
 
 def test_a_plan_that_diverged_has_no_finite_regret() -> None:
-    lost, won = Cell({"rounds": 1}, (math.inf,)), Cell({"rounds": 2}, (1.0,))
+    lost, won = GridPoint({"rounds": 1}, (math.inf,)), GridPoint({"rounds": 2}, (1.0,))
     assert Check(lost, (lost, won), 1).to_dict()["regret"] is None
     with pytest.raises(BadInput, match=r"^lr must be low enough for one run of the grid to end, but all diverged"):
         _ = Check(lost, (lost,), 1).regret
@@ -348,7 +348,7 @@ def test_a_tiny_pilot_for_real() -> None:
 
 
 def test_a_verdict_as_plain_data() -> None:
-    none = Verdict("nbafl", None, math.inf, None, ("It cannot be planned.",))
+    none = RankedSystem("nbafl", None, math.inf, None, ("It cannot be planned.",))
     assert none.to_dict() == {
         "system": "nbafl", "loss": None, "standard_error": None, "plan": None, "why": ["It cannot be planned."],
     }  # fmt: skip

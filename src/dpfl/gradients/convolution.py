@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpfl.clients.record_gradients import Formed, Products, silenced, weigh
+from dpfl.gradients.record_gradients import Formed, Products, silenced, weigh
 from dpfl.orders import Norm
 
 _Pairs = tuple[tuple[int, int], tuple[int, int]]

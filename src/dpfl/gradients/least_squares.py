@@ -4,11 +4,12 @@ The mean squared error of w over records [X 1] has the gradient 2·([X 1]ᵀ[X 1
 once for all rounds, in double precision; a step then costs p² operations for each client, whatever n is.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpfl.clients.pool import Batch, Pool
 from dpfl.federation import Records
 from dpfl.models import Model
 from dpfl.models.architectures import squared_error
@@ -30,39 +31,38 @@ def is_least_squares(model: Model, x: Tensor, y: Tensor) -> bool:
         return False
     x, y = x[:8], y[:8]
     here = model.weights() + torch.linspace(-1, 1, model.dim, dtype=x.dtype, device=x.device)
-    moments = Moments(model, Pool([Records(x, y)]))
-    ours = moments.sums(here, Batch(torch.zeros(1, dtype=torch.long, device=x.device), None))[0] / len(x)
+    moments = Moments(model, [Records(x, y)])
+    ours = moments.sums(here, torch.zeros(1, dtype=torch.long, device=x.device))[0] / len(x)
     return torch.allclose(ours, model.gradient(here, x, y), rtol=1e-3, atol=1e-4)
 
 
 class Moments:
     """The moments of every client's records."""
 
-    def __init__(self, model: Model, pool: Pool) -> None:
+    def __init__(self, model: Model, records: Sequence[Records]) -> None:
         """Take 2·([X 1]ᵀ[X 1] | −[X 1]ᵀy) of each client, [N, p, p + 1], of clients of one size together."""
-        biased = model.dim > pool.x[0].numel()
-        clients, dim = len(pool.sizes), model.dim
-        self.moments = pool.x.new_empty(clients, dim, dim + 1, dtype=torch.float64)
+        dim = model.dim
+        biased = dim > records[0].x[0].numel()
+        self.moments = records[0].x.new_empty(len(records), dim, dim + 1, dtype=torch.float64)
         of_size: dict[int, list[int]] = {}
-        for client, size in enumerate(pool.sizes):
-            of_size.setdefault(size, []).append(client)
+        for client, its in enumerate(records):
+            of_size.setdefault(len(its), []).append(client)
         for size, alike in of_size.items():
             several = max(1, _AT_ONCE // (size * dim))
             for start in range(0, len(alike), several):
                 some = alike[start : start + several]
-                records = pool.take(pool.whole(some).rows)
-                x, y = records.x.double().view(len(some), size, -1), records.y.double().view(len(some), size, 1)
+                x = torch.stack([records[client].x for client in some]).double().view(len(some), size, -1)
+                y = torch.stack([records[client].y for client in some]).double().view(len(some), size, 1)
                 if biased:
                     x = torch.cat([x, torch.ones_like(y)], dim=2)
                 self.moments[some] = 2 * (x.mT @ torch.cat([x, -y], dim=2))
 
-    def sums(self, weights: Tensor, batch: Batch) -> Tensor:
+    def sums(self, weights: Tensor, clients: Tensor) -> Tensor:
         """Return the sum of the gradients of each client's records [k, p] at one model [p], or at one for each.
 
-        batch: the clients, by their numbers. With several models for each of them, weights and sums are [k·m, p].
+        clients: their numbers, [k]. With several models for each of them, weights and sums are [k·m, p].
         """
-        assert isinstance(batch.rows, Tensor)
-        moments = self.moments.index_select(0, batch.rows)
+        moments = self.moments.index_select(0, clients)
         ahead = functional.pad(weights.double(), (0, 1), value=1.0)  # one row times (w | 1) is 2·(XᵀX·w − Xᵀy)
         if weights.ndim == 1:
             sums = moments.view(-1, len(ahead)) @ ahead

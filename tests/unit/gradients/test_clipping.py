@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpfl.clients.clipping import clip, sum_of_clipped
+from dpfl.gradients.clipping import clip, sum_of_clipped
 
 NAN, INF = math.nan, math.inf
 

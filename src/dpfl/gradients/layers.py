@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpfl.clients.convolution import Convolved, as_image, convolve
-from dpfl.clients.record_gradients import Formed, Lookups, Products, RecordGradients
+from dpfl.gradients.convolution import Convolved, as_image, convolve
+from dpfl.gradients.record_gradients import Formed, Lookups, Products, RecordGradients
 
 Weights = Mapping[str, Tensor]  # by parameter: "weight", "bias"
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from dpfl.clients.clipping import sum_of_clipped
-from dpfl.clients.layers import Kind, Pass, kind_of
-from dpfl.clients.pooling import pool_well
-from dpfl.clients.record_gradients import Formed, Products, RecordGradients
 from dpfl.errors import BadInput
+from dpfl.gradients.clipping import sum_of_clipped
+from dpfl.gradients.layers import Kind, Pass, kind_of
+from dpfl.gradients.pooling import pool_well
+from dpfl.gradients.record_gradients import Formed, Products, RecordGradients
 from dpfl.models import Model
 from dpfl.orders import Norm, RecordClip
 
@@ -38,10 +38,10 @@ class _Seen:
 
 
 class Layered:
-    """A twin of the model's module whose layers' weights come from outside. Each thread needs one of its own."""
+    """A copy of the model's module whose layers' weights come from outside. Each thread needs one of its own."""
 
     def __init__(self, model: Model) -> None:
-        """Make the twin; `layered` below tells whether it may be trusted."""
+        """Make the copy; `layered` below tells whether it may be trusted."""
         self.model = model
         self.module = _copy(model.module)
         self._weights: dict[str, Tensor] = {}
@@ -237,34 +237,34 @@ def layered(model: Model, x: Tensor, y: Tensor) -> Layered | None:
     """
     x, y = x[:8], y[:8]
     try:
-        twin = Layered(model)
+        copied = Layered(model)
     except Exception:  # what a module holds may be of any kind, and refuse to be copied in any way
         return None
     names = {name for name, p in model.module.named_parameters(remove_duplicate=False) if p.requires_grad}
-    if twin.owned() != names or len(x) < 2:
+    if copied.owned() != names or len(x) < 2:
         return None
     here = model.weights()
     wave = torch.arange(len(here), dtype=here.dtype, device=here.device)
     here = here + 0.1 * torch.cos(wave)  # away from the start: a layer of zeros would hide what happens before it
     there = here + 0.01 * torch.sin(wave)
     try:
-        twin.module.train()
+        copied.module.train()
         before = _random_states(x.device)
-        seen = twin.run(here, x, y)
-        twin.random = not all(map(torch.equal, before, _random_states(x.device)))
+        seen = copied.run(here, x, y)
+        copied.random = not all(map(torch.equal, before, _random_states(x.device)))
         rows = {(len(one.kept), len(one.outputs), one.outputs._version - one.version) for one, _ in seen}
-        if sorted(one.name for one, _ in seen) != sorted(twin.layers) or rows != {(len(x), len(x), 0)}:
+        if sorted(one.name for one, _ in seen) != sorted(copied.layers) or rows != {(len(x), len(x), 0)}:
             return None
-        twin.measure(seen)
+        copied.measure(seen)
         model.module.train()
-        for layer in (*twin.module.modules(), *model.module.modules()):
+        for layer in (*copied.module.modules(), *model.module.modules()):
             if isinstance(layer, nn.modules.dropout._DropoutNd):
                 layer.eval()  # all else is compared as it is in training
-        agree = _agrees(twin, [here], x, y) and _agrees(twin, [here, there], x, y)
+        agree = _agrees(copied, [here], x, y) and _agrees(copied, [here, there], x, y)
     except (RuntimeError, IndexError, KeyError, ValueError, TypeError, AttributeError, BadInput):
         return None
-    twin.module.train()
-    return twin if agree else None
+    copied.module.train()
+    return copied if agree else None
 
 
 def _random_states(device: torch.device) -> list[Tensor]:
@@ -278,12 +278,12 @@ def _copy(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(value): None for value in kept if not value.is_leaf})
 
 
-def _agrees(twin: Layered, models: list[Tensor], x: Tensor, y: Tensor) -> bool:
+def _agrees(copied: Layered, models: list[Tensor], x: Tensor, y: Tensor) -> bool:
     """Tell whether sums over clients with these models are those of their records taken one by one."""
     each = len(x) // len(models)
     shares = [slice(each * i, each * (i + 1)) for i in range(len(models))]
     alone = [
-        torch.stack([twin.model.gradient(model, x[i : i + 1], y[i : i + 1]) for i in range(share.start, share.stop)])
+        torch.stack([copied.model.gradient(model, x[i : i + 1], y[i : i + 1]) for i in range(share.start, share.stop)])
         for model, share in zip(models, shares, strict=True)
     ]
     middle = torch.cat([gradients.norm(dim=1) for gradients in alone]).median().item() or 1.0
@@ -291,7 +291,7 @@ def _agrees(twin: Layered, models: list[Tensor], x: Tensor, y: Tensor) -> bool:
     counts, norms = models[0].new_ones(rows), torch.full((rows,), middle, device=models[0].device)
     weights = models[0] if len(models) == 1 else torch.stack(models)
     for bound in (None, (norms, 1), (norms, 2)):
-        ours = twin.sums(weights, x[:rows], y[:rows], counts, bound, len(models))
+        ours = copied.sums(weights, x[:rows], y[:rows], counts, bound, len(models))
         theirs = torch.stack([
             gradients.sum(dim=0) if bound is None else sum_of_clipped([gradients], middle, bound[1])
             for gradients in alone
@@ -302,11 +302,11 @@ def _agrees(twin: Layered, models: list[Tensor], x: Tensor, y: Tensor) -> bool:
     return True
 
 
-def sum_of_clipped_layered(twin: Layered, weights: Tensor, x: Tensor, y: Tensor, bound: RecordClip) -> Tensor:
+def sum_of_clipped_layered(copied: Layered, weights: Tensor, x: Tensor, y: Tensor, bound: RecordClip) -> Tensor:
     """Clip the gradient of each record [B, ...] and return the sum [d]."""
     counts = torch.ones(len(x), dtype=weights.dtype, device=weights.device)
     norms = torch.full((len(x),), bound.clip_norm, dtype=torch.float64, device=weights.device)
-    return twin.sums(weights, x, y, counts, (norms, bound.norm), 1, careful=True)[0]
+    return copied.sums(weights, x, y, counts, (norms, bound.norm), 1, careful=True)[0]
 
 
 def _lengths(gradients: dict[str, RecordGradients], norm: Norm, *, exact: bool) -> Tensor:

@@ -9,8 +9,8 @@ import pytest
 from dpfl.errors import BadInput
 from dpfl.privacy import renyi
 from dpfl.privacy.accounting import Mechanism, tight
-from dpfl.privacy.claims import ali_epsilon
-from dpfl.privacy.questions import answer, text
+from dpfl.privacy.paper_formulas import ali_epsilon
+from dpfl.privacy.solve import answer, text
 
 SAMPLED = {"sampling_rate": 0.2, "delta": 1e-5}
 

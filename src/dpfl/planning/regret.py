@@ -25,7 +25,7 @@ _FEWER_FACTORS = (1 / 2, 1, 2)
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridPoint:
     """One point of the grid and what its runs reached on the test split."""
 
     numbers: dict[str, int]
@@ -47,12 +47,12 @@ class Cell:
 class Check:
     """A simulated grid around a plan."""
 
-    planned: Cell
-    cells: tuple[Cell, ...]
+    planned: GridPoint
+    cells: tuple[GridPoint, ...]
     seeds: int
 
     @property
-    def best(self) -> Cell:
+    def best(self) -> GridPoint:
         """Return the best point of the grid."""
         return min(self.cells, key=lambda cell: cell.mean)
 
@@ -93,7 +93,7 @@ def check(task: Task, plan: Plan, *, seeds: int = 3, on_run: OnRun | None = None
         numbers = dict(zip(ranges, values, strict=True))
         if on_run is not None:
             on_run(", ".join(f"{name} = {value}" for name, value in numbers.items()))
-        cells.append(Cell(numbers, tuple(_loss(task, plan, numbers, seed) for seed in range(1, seeds + 1))))
+        cells.append(GridPoint(numbers, tuple(_loss(task, plan, numbers, seed) for seed in range(1, seeds + 1))))
     planned = next(cell for cell in cells if cell.numbers == here)
     return Check(planned, tuple(cells), seeds)
 

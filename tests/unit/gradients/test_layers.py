@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpfl.clients.layered import Layered, layered
-from dpfl.clients.layers import kind_of
 from dpfl.federation import Records
+from dpfl.gradients.layered import Layered, layered
+from dpfl.gradients.layers import kind_of
 from dpfl.models import Model
 from dpfl.models.architectures import cross_entropy
 from dpfl.orders import Norm
@@ -113,7 +113,7 @@ def test_a_module_that_is_itself_a_layer() -> None:
 
 @pytest.fixture(params=["CPU", "GPU"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpfl.clients.convolution._on_gpu", lambda x: request.param == "GPU")
+    monkeypatch.setattr("dpfl.gradients.convolution._on_gpu", lambda x: request.param == "GPU")
 
 
 both_ways = pytest.mark.usefixtures("way")

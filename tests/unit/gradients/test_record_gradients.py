@@ -7,7 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpfl.clients.record_gradients import Formed, Lookups, Products, RecordGradients, powers, silenced, sum_rows, weigh
+from dpfl.gradients.record_gradients import (
+    Formed,
+    Lookups,
+    Products,
+    RecordGradients,
+    powers,
+    silenced,
+    sum_rows,
+    weigh,
+)
 from dpfl.orders import Norm
 
 

@@ -8,7 +8,7 @@ import pytest
 from dpfl.errors import BadInput
 from dpfl.privacy.accounting import Mechanism
 from dpfl.privacy.budget import Budget
-from dpfl.privacy.claims import (
+from dpfl.privacy.paper_formulas import (
     ALI_ORDERS,
     C2,
     ali_epsilon,

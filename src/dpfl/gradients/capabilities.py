@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from dpfl.clients.layered import Layered, layered
-from dpfl.clients.least_squares import is_least_squares
 from dpfl.federation import Records
+from dpfl.gradients.layered import Layered, layered
+from dpfl.gradients.least_squares import is_least_squares
 from dpfl.models import Model
 from dpfl.precision import products
 
 
 @dataclass(frozen=True)
-class Ways:
+class Capabilities:
     """What is known about a model."""
 
     layers: Layered | None  # the model as its layers; None where it has others than known ones
@@ -23,15 +23,15 @@ class Ways:
         return "at once" if self.vectorised else "one by one"
 
     @staticmethod
-    def none(model: Model, public: Records) -> "Ways":
+    def none(model: Model, public: Records) -> "Capabilities":
         """Take no way but the reference client's."""
-        return Ways(None, False, model.vectorises(public.x, public.y))
+        return Capabilities(None, False, model.vectorises(public.x, public.y))
 
 
-def ways(model: Model, public: Records) -> Ways:
+def capabilities_of(model: Model, public: Records) -> Capabilities:
     """Find out with some public records."""
     with products("float32"):  # results are compared
         layers = layered(model, public.x, public.y)
         if layers is None:
-            return Ways.none(model, public)
-        return Ways(layers, is_least_squares(model, public.x, public.y), True)
+            return Capabilities.none(model, public)
+        return Capabilities(layers, is_least_squares(model, public.x, public.y), True)
