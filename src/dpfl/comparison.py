@@ -232,7 +232,7 @@ def _common_epsilon(found: Sequence[Contender]) -> float:
 
 def _public_loss(result: Result) -> float:
     losses = [one.history[-1]["validation_loss"] for one in result.runs]
-    return math.inf if None in losses else statistics.fmean(losses)
+    return statistics.fmean(math.inf if loss is None else loss for loss in losses)
 
 
 def _fair(config: Config, seed: int, epsilon: float, delta: float | None) -> Config:

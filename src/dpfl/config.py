@@ -7,7 +7,7 @@ neither knows is refused. Writing is done here because the standard library only
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ class Settings:
     model: str | None = None  # None: the one that fits the data
     evaluate_every: int = 1  # rounds between looks at the validation and the test split
     backend: Literal["stacked", "reference"] = "stacked"  # a whole cohort at once, or a plain loop over the clients
+    draws: Literal["cohort", "client"] | None = field(default=None, metadata={"added": "0.2"})  # who draws noise
     device: Literal["cpu", "cuda"] = "cpu"
     precision: Precision = "float32"  # tf32: faster products on a GPU, with ten bits of mantissa
     seed: int | None = None  # None: noise from the operating system, which nobody can repeat

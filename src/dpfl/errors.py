@@ -55,6 +55,12 @@ def require_not_negative(field: str, value: float, way_out: str) -> None:
         raise BadInput(f"{field} must be a finite number of at least 0, was {value!r}; {way_out}")
 
 
+def require_fraction(field: str, value: float, way_out: str) -> None:
+    """Refuse what is not at least 0 and below 1 (NaN included)."""
+    if not (isinstance(value, (int, float)) and 0 <= value < 1):
+        raise BadInput(f"{field} must be at least 0 and below 1, was {value!r}; {way_out}")
+
+
 def require_count(field: str, value: int, way_out: str, *, at_least: int = 1) -> None:
     """Refuse anything but a whole number that is large enough."""
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:

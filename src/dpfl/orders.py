@@ -25,6 +25,10 @@ UNPAID: dict[Question, str] = {
     "curvature": "how much each client's exact gradient changes from the broadcast model to its own",
 }
 
+# What a system wants to know of a round before it orders the next: each client's upload by itself, and not their sum
+# alone; how the round moved the model; the loss on public data after every round; or answers to a question.
+Need = Literal["uploads", "model", "public loss", "loss", "curvature"]
+
 
 @dataclass(frozen=True)
 class Full:

@@ -1,20 +1,26 @@
 """Rehearsals: every order of a training is priced and nobody trains; and the claim at which a true ε is a target."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from scipy.optimize import brentq
+from torch import Tensor, nn
 
+from dpfl.clients.uploads import Engine, Request, Separate, Summed, Uploads
 from dpfl.errors import BadInput
-from dpfl.federation import Schedule
+from dpfl.models import Model
+from dpfl.orders import Need, Question
 from dpfl.privacy.budget import Observer
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
+from dpfl.round import walk
+from dpfl.server.evaluation import Score
+from dpfl.session import Session, problem_of
 from dpfl.streams import Streams
-from dpfl.systems import Feedback, PrivateSystem, Problem, System
+from dpfl.systems import PrivateSystem, System
 
 
 def is_true(system: PrivateSystem[Any], sizes: Sequence[int], observer: Observer = "server") -> bool:
@@ -71,23 +77,60 @@ def rehearse(system: System[Any], sizes: Sequence[int], streams: Streams) -> Cer
     A controller is told what lets it go on longest: losses that keep falling, and no curvature to speak of (each local
     step moves the model by nearly the same).
     """
-    problem = Problem(tuple(sizes), 1, Schedule(system.cohorts(len(sizes)), streams))
     ledger = Ledger(system.promise(sizes), sizes, system=system.name)
-    still = torch.zeros(1, dtype=torch.float64)
-
-    def told(round: int, answered: Iterable[int]) -> Feedback:
-        loss, uploads = -1e3 * round, dict.fromkeys(answered, still)
-        return Feedback(
-            loss, uploads, {"loss": dict.fromkeys(range(len(sizes)), loss), "curvature": dict.fromkeys(uploads, 1e-9)}
-        )
-
-    state = system.begin(problem, still, told(0, ()))
-    while state.round < state.rounds:
-        orders = system.orders(state)
-        charged = ledger.charge(orders)
-        noise = system.downlink(state, sorted(charged))
-        ledger.broadcast(system.weights(state, sorted(charged)), noise_std=noise.std if noise else 0.0)
-        way = max((sum(order.learning_rates) for order in orders.values()), default=0.0)
-        moved = state.model + way * (1 + 1e-9 * state.round)
-        state = system.adapt(replace(state, model=moved, round=state.round + 1), told(state.round + 1, charged))
+    model = Model(_OneParameter(), lambda outputs, targets: outputs)
+    session = Session(
+        system, problem_of(system, sizes, 1, streams), model, PricedClients(len(sizes)), ledger, streams, _FallingLoss()
+    )
+    for _ in walk(session, session.begin()):
+        pass
     return certify(ledger.books, ledger.run)
+
+
+class PricedClients:
+    """Clients that compute nothing."""
+
+    def __init__(self, clients: int) -> None:
+        self.clients, self._asked = clients, 0
+
+    @property
+    def serves(self) -> frozenset[Need]:
+        """Serve whatever a system may need."""
+        return frozenset(get_args(Need))
+
+    @property
+    def engine(self) -> Engine:
+        """Return that they do not train."""
+        return Engine("a rehearsal, in which nobody trains")
+
+    def perform(self, request: Request) -> Uploads:
+        """Move the model by as much as its steps are long, a little more in every round."""
+        if request.separate:
+            return Separate(dict.fromkeys(request.charged, torch.zeros_like(request.broadcast)))
+        way = max((sum(paid.order.learning_rates) for paid in request.charged.values()), default=0.0)
+        total = torch.full_like(request.broadcast, way * (1 + 1e-9 * (request.round - 1)))
+        return Summed(total, tuple(request.charged))
+
+    def answer(
+        self, questions: Sequence[Question], before: Tensor, uploads: Uploads, after: Tensor
+    ) -> dict[Question, dict[int, float]]:
+        """Tell of a loss that has fallen much since it was last asked for, and of nearly no curvature."""
+        self._asked += 1
+        answers: dict[Question, dict[int, float]] = {
+            "loss": dict.fromkeys(range(self.clients), -1e3 * self._asked),
+            "curvature": dict.fromkeys(uploads.clients, 1e-9),
+        }
+        return {question: answers[question] for question in questions}
+
+
+class _FallingLoss:
+    """A public split on which every model is much better than the one before."""
+
+    def score(self, parameters: Tensor, round: int) -> Score:
+        return Score(-1e3 * round, None)
+
+
+class _OneParameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parameter = nn.Parameter(torch.zeros(1, dtype=torch.float64))

@@ -10,22 +10,25 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
+from dpfl.clients.backends import make_clients
+from dpfl.clients.repeated import RepeatedClients, perform_together
 from dpfl.clients.stacked import StackedClients
 from dpfl.errors import BadInput, require_count
-from dpfl.federation import Federation, Records, Schedule
-from dpfl.gradients.capabilities import capabilities_of
-from dpfl.models import Loss, Model
+from dpfl.federation import Federation, Records
+from dpfl.models import Loss
+from dpfl.precision import Precision, products
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
-from dpfl.privacy.mechanisms import add_noise
-from dpfl.server.evaluation import Score, evaluate
-from dpfl.streams import Streams, layer_randomness
-from dpfl.systems import Feedback, Problem, State, System
+from dpfl.round import ask, combine
+from dpfl.server.evaluation import PublicSplit, Score, evaluate
+from dpfl.session import Session, problem_of
+from dpfl.streams import Streams
+from dpfl.systems import State, System
 from dpfl.training import as_device, as_model
 
 
@@ -71,6 +74,7 @@ def repeat(
     loss: Loss | None = None,
     seed: int | None = None,
     device: str = "cpu",
+    precision: Precision = "float32",
     evaluate_every: int | None = None,
 ) -> list[Repetitions]:
     """Train many times over the same clients, and return what came of it for each budget.
@@ -89,109 +93,81 @@ def repeat(
         )
     if epsilons is not None and not hasattr(system, "epsilon"):
         raise BadInput(f"epsilons must be left out for {system.name}, which promises nothing; leave them out")
-    systems = [system] if epsilons is None else [_with_epsilon(system, one) for one in epsilons]
+    systems = [system] if epsilons is None else [_with_epsilon(system, epsilon) for epsilon in epsilons]
     target, shared = as_device(device), Streams(seed)
-    own = [Streams(shared.generator("repetition", round=i).integers(2**62).item()) for i in range(repetitions)]
+    own = [shared.part("repetition", number) for number in range(repetitions)]
     learners = [as_model(model, loss, federation, streams) for streams in own]
     learner = learners[0]
     learner.module.to(target)
-    public = (federation.validation if len(federation.validation) else federation.test).to(target)
-    with layer_randomness(shared.generator("probe"), target):
-        learner.check(public.x, public.y)
-        known = capabilities_of(learner, public)
-    clients = StackedClients(learner, tuple(one.to(target) for one in federation.clients), shared, capabilities=known)
+    validation, test = federation.validation.to(target), federation.test.to(target)
+    records = tuple(records.to(target) for records in federation.clients)
+    public = validation if len(validation) else test
+    clients = make_clients("stacked", learner, records, shared, public=public)
+    assert isinstance(clients, StackedClients)
 
     started = time.perf_counter()
     starts = torch.stack([one.weights().to(target) for one in learners])
     trainings = []
     for place, budgeted in enumerate(systems):
-        apart = [Streams(mine.generator("budget", round=place).integers(2**62).item()) for mine in own]
-        streams = own if len(systems) == 1 else apart
-        trainings.append(_Training(budgeted, federation, shared, starts, streams, seeded=seed is not None))
-    validation, test = federation.validation.to(target), federation.test.to(target)
-    while going := [one for one in trainings if one.state.round < one.state.rounds]:
-        paid = [one.charge() for one in going]
-        weights = [one.weights(mine) for one, mine in zip(going, paid, strict=True)]
-        moved = clients.repeat(
-            [mine for mine in paid for _ in own],
-            [mine for mine in weights for _ in own],
-            torch.cat([one.models for one in going]),
-            [mine for one in going for mine in one.streams],
-            going[0].state.round + 1,
-        ).view(len(going), repetitions, -1)
-        for one, mine, sums in zip(going, weights, moved, strict=True):
-            one.move(sums, mine)
-            at = one.state.round
-            if at == one.state.rounds or (evaluate_every is not None and at % evaluate_every == 0):
-                one.look(learner, test)
+        streams = own if len(systems) == 1 else [stream.part("budget", place) for stream in own]
+        ledger = Ledger(
+            budgeted.promise(federation.sizes), federation.sizes, system=budgeted.name, seeded=seed is not None
+        )
+        session = Session(
+            budgeted, problem_of(budgeted, federation.sizes, learner.dim, shared), learner,
+            RepeatedClients(clients, streams), ledger, shared.part("server", place), PublicSplit(learner, validation),
+        )  # fmt: skip
+        trainings.append(_Training(session, session.begin(starts)))
+    with products(precision):
+        while going := [one for one in trainings if one.state.round < one.state.rounds]:
+            _play_together(going)
+            for one in going:
+                at = one.state.round
+                if at == one.state.rounds or (evaluate_every is not None and at % evaluate_every == 0):
+                    one.look(test)
     seconds = time.perf_counter() - started
-    return [one.finish(learner, validation, seconds) for one in trainings]
+    return [one.finish(validation, seconds) for one in trainings]
 
 
 class _Training:
-    """All repetitions with one budget: one ledger, one state of the system, and a model each."""
+    """All repetitions with one budget: one session, whose model is [m, d], and where it stands."""
 
-    def __init__(
-        self,
-        system: System[Any],
-        federation: Federation,
-        shared: Streams,
-        starts: torch.Tensor,
-        streams: Sequence[Streams],
-        *,
-        seeded: bool,
-    ) -> None:
-        self.system, self.models, self.streams = system, starts, streams
+    def __init__(self, session: Session[Any], state: State) -> None:
+        self.session, self.state = session, state
         self.history: list[Look] = []
-        schedule = Schedule(system.cohorts(len(federation.clients)), shared)
-        problem = Problem(federation.sizes, starts.shape[1], schedule)
-        self.state: State = system.begin(problem, starts[0], Feedback())
-        promise = system.promise(federation.sizes)
-        self.ledger = Ledger(promise, federation.sizes, system=system.name, seeded=seeded)
 
-    def charge(self) -> dict[int, Any]:
-        """Let each client pay for its next order."""
-        return self.ledger.charge(self.system.orders(self.state))
-
-    def weights(self, paid: dict[int, Any]) -> dict[int, float]:
-        """Return how much each update counts."""
-        return self.system.weights(self.state, sorted(paid))
-
-    def move(self, sums: torch.Tensor, weights: dict[int, float]) -> None:
-        """Move all models, and let the system go on to the next round."""
-        round = self.state.round + 1
-        self.models = self.models + sums
-        downlink = self.system.downlink(self.state, sorted(weights))
-        if downlink is not None:
-            noised = [add_noise(one, downlink, mine.generator("downlink", round=round))
-                      for one, mine in zip(self.models, self.streams, strict=True)]  # fmt: skip
-            self.models = torch.stack(noised)
-        self.ledger.broadcast(weights, noise_std=downlink.std if downlink else 0.0)
-        after = replace(self.state, model=self.models[0], round=round)
-        self.state = self.system.adapt(after, Feedback(uploads=dict.fromkeys(weights, sums[0])))
-
-    def look(self, learner: Model, test: Records) -> None:
+    def look(self, test: Records) -> None:
         """Score all models on the test split."""
-        scores = self._scores(learner, test)
+        scores = self._scores(test)
         rates = [score.accuracy for score in scores if score.accuracy is not None]
         self.history.append(Look(self.state.round, [score.loss for score in scores], rates or None))
 
-    def finish(self, learner: Model, validation: Records, seconds: float) -> Repetitions:
+    def finish(self, validation: Records, seconds: float) -> Repetitions:
         """Close the books and say what came of it."""
-        last = self.history[-1]
-        public = [score.loss for score in self._scores(learner, validation)]
-        certificate = certify(self.ledger.books, self.ledger.run)
-        self.ledger.books.close()
-        budget = getattr(self.system, "epsilon", None)
+        last, ledger = self.history[-1], self.session.ledger
+        public = [score.loss for score in self._scores(validation)]
+        certificate = certify(ledger.books, ledger.run)
+        ledger.books.close()
+        budget = getattr(self.session.system, "epsilon", None)
         return Repetitions(budget, last.losses, last.accuracies, public or None, self.history, certificate, seconds)
 
-    def _scores(self, learner: Model, records: Records) -> list[Score]:
-        return [score for one in self.models if (score := evaluate(learner, one, records)) is not None]
+    def _scores(self, records: Records) -> list[Score]:
+        scores = (evaluate(self.session.model, parameters, records) for parameters in self.state.model)
+        return [score for score in scores if score is not None]
+
+
+def _play_together(trainings: Sequence[_Training]) -> None:
+    """Play a round of each, all their clients as one cohort."""
+    requests = [ask(one.session, one.state) for one in trainings]
+    clients = [cast(RepeatedClients, one.session.clients) for one in trainings]
+    sums = perform_together(clients, requests)
+    for one, request, uploads in zip(trainings, requests, sums, strict=True):
+        one.state, _ = combine(one.session, one.state, request, uploads)
 
 
 def repeatable(system: System[Any]) -> bool:
-    """Tell whether all repetitions can be trained as one: the same is ordered, and models move alike."""
-    return not (system.watches_training or system.until_spent or system.remembers_models)
+    """Tell whether all repetitions can be trained as one: the same is ordered however each of them goes."""
+    return not (system.needs or system.until_spent)
 
 
 def _with_epsilon(system: System[Any], epsilon: float) -> System[Any]:

@@ -1,38 +1,19 @@
-"""One round, door by door. Data moves forward through it; nothing reaches back."""
+"""One round, door by door. Data moves forward through it; nothing reaches back.
 
-from collections.abc import Callable, Mapping, Sequence
+`play` is the only round there is: trainings, rehearsals, pilots and repetitions differ in their session's clients.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from torch import Tensor
-
-from dpfl.federation import Records
-from dpfl.models import Model
-from dpfl.orders import Order, Question
-from dpfl.privacy.budget import unpaid
-from dpfl.privacy.ledger import Charged, Ledger
+from dpfl.clients.uploads import Request, Separate, Uploads
+from dpfl.errors import BudgetRefused
+from dpfl.orders import Order
 from dpfl.privacy.mechanisms import add_noise
 from dpfl.server.aggregation import aggregate
-from dpfl.server.evaluation import Score, evaluate
-from dpfl.streams import Streams
-from dpfl.systems import Feedback, S, System
-
-
-class Clients(Protocol):
-    """Whoever performs paid orders: the plain loop, a whole cohort at once, or real machines."""
-
-    def perform(
-        self, charged: Mapping[int, Charged], broadcast: Tensor, round: int, *, apart: bool
-    ) -> Mapping[int, Tensor]:
-        """Return each client's upload [d]; where not apart, their weighted sum may be all there is."""
-
-    def answer(
-        self, questions: Sequence[Question], before: Tensor, uploads: Mapping[int, Tensor], after: Tensor
-    ) -> dict[Question, dict[int, float]]:
-        """Return what clients tell about the models before and after a round, without noise."""
-
-
-OnUploads = Callable[[int, Mapping[int, Tensor]], None]  # called with a round's number and its uploads
+from dpfl.server.evaluation import Score
+from dpfl.session import Session
+from dpfl.systems import Feedback, S, questions_in
 
 
 @dataclass(frozen=True)
@@ -41,51 +22,69 @@ class Outcome:
 
     orders: dict[int, Order]  # those that were paid for
     refused: tuple[int, ...]  # clients whose budget could not pay
-    validation: Score | None  # None where there is no public data
+    public: Score | None = None  # of the model that is sent out, where the system looks at it
 
 
-def play(
-    system: System[S],
-    state: S,
-    *,
-    ledger: Ledger,
-    clients: Clients,
-    model: Model,
-    validation: Records,
-    streams: Streams,
-    on_uploads: OnUploads | None = None,
-) -> tuple[S, Outcome]:
+def play(session: Session[S], state: S) -> tuple[S, Outcome]:
     """Play the next round of `state` and return where the training stands after it."""
-    asked = unpaid(ledger.promise, system.questions)  # of paper calibrations alone, and named in the certificate
-    apart = system.reads_uploads or "curvature" in asked or on_uploads is not None
-    orders = system.orders(state)  # who takes part, and what they are asked to do
-    charged = ledger.charge(orders)  # each budget pays first, or its client sits this round out
-    uploads = clients.perform(charged, state.model, state.round + 1, apart=apart)  # batch → gradient → clip → noise
-    if on_uploads is not None:  # an audit or a log that looks at every client
-        on_uploads(state.round + 1, uploads)
-    weights = system.weights(state, sorted(uploads))
-    moved = aggregate(state.model, uploads, weights)  # the weighted sum moves the model
-    downlink = system.downlink(state, sorted(uploads))
+    request = ask(session, state)
+    uploads = session.clients.perform(request)  # batch → gradient → clip → noise, wherever the records are
+    return combine(session, state, request, uploads)
+
+
+def ask(session: Session[S], state: S) -> Request:
+    """Decide who is asked for what, and let each budget pay for it first, or its client sits this round out."""
+    orders = session.system.orders(state)
+    charged = session.ledger.charge(orders)
+    weights = session.system.weights(state, sorted(charged))
+    refused = tuple(sorted(orders.keys() - charged.keys()))
+    return Request(session.run, state.round + 1, charged, refused, state.model, weights, session.separate)
+
+
+def combine(session: Session[S], state: S, request: Request, uploads: Uploads) -> tuple[S, Outcome]:
+    """Move the model by what was uploaded, and let the system decide what changes for the next round."""
+    system, answered = session.system, sorted(request.charged)
+    if session.on_uploads is not None and isinstance(uploads, Separate):
+        session.on_uploads(request.round, dict(uploads.by_client))
+    total = aggregate(state.model, uploads, request.weights)
+    downlink = system.downlink(state, answered)
     if downlink is not None:  # noise of the server's own, against readers of the model
-        moved = add_noise(moved, downlink, streams.generator("downlink", round=state.round + 1))
-    ledger.broadcast(weights, noise_std=downlink.std if downlink else 0.0)  # what readers will see of each upload
-    score = evaluate(model, moved, validation)  # on public data only
-    answers = clients.answer(asked, state.model, uploads, moved)
-    after = replace(state, model=moved, round=state.round + 1)
-    after = system.adapt(after, Feedback(score.loss if score else None, uploads, answers))  # the next may be different
-    paid = {client: receipt.order for client, receipt in charged.items()}
-    return after, Outcome(paid, tuple(sorted(orders.keys() - charged.keys())), score)
+        total = add_noise(total, downlink, session.streams.secret.generator("downlink", round=request.round))
+    # From here on everything is made of what readers may know, so that it costs them and nobody else anything.
+    session.ledger.broadcast(request.weights, noise_std=downlink.std if downlink else 0.0)
+    model, memory = system.optimiser.step(state.model, total, state.server, round=request.round, rounds=state.rounds)
+    needs = system.needs
+    score = session.public.score(model, request.round) if "public loss" in needs else None
+    feedback = Feedback(
+        answered=answered,
+        total=total,
+        public_loss=score.loss if score else None,
+        uploads=uploads.by_client if isinstance(uploads, Separate) else {},
+        answers=session.clients.answer(questions_in(needs), state.model, uploads, model),
+    )
+    spent = (state.spent | set(request.refused)) - request.charged.keys()
+    after = replace(state, model=model, round=request.round, server=memory, spent=spent)
+    paid = {client: receipt.order for client, receipt in request.charged.items()}
+    return system.adapt(after, feedback), Outcome(paid, request.refused, score)  # the next round may be different
 
 
-def sit_out(system: System[S], state: S, *, ledger: Ledger, model: Model, validation: Records) -> tuple[S, Outcome]:
-    """Pass over a round whose whole cohort could not pay: the model stays as it is."""
-    ledger.pass_over()
-    refused = tuple(sorted(system.orders(state)))
-    return replace(state, round=state.round + 1), Outcome({}, refused, evaluate(model, state.model, validation))
+def walk(session: Session[S], state: S) -> Iterator[tuple[S, Outcome]]:
+    """Play round after round; one whose whole cohort cannot pay is passed over, and the model stays as it is.
 
-
-def look(questions: Sequence[Question], *, clients: Clients, model: Model, validation: Records) -> Feedback:
-    """Return what the server knows before the first round; the questions must be such as `unpaid` lets pass."""
-    start = model.weights()
-    score = evaluate(model, start, validation)
-    return Feedback(score.loss if score else None, {}, clients.answer(questions, start, {}, start))
+    Raises BudgetRefused where nobody is left to go on with, but for systems that train until budgets are spent.
+    """
+    played = state.round > 0
+    while state.round < state.rounds:
+        try:
+            state, outcome = play(session, state)
+        except BudgetRefused:
+            refused = session.system.orders(state).keys()
+            if len(state.spent | refused) == len(session.problem.sizes):
+                if session.system.until_spent and played:
+                    return
+                raise
+            session.ledger.pass_over()
+            state = replace(state, round=state.round + 1, spent=state.spent | refused)
+            outcome = Outcome({}, tuple(sorted(refused)))
+        played = played or bool(outcome.orders)
+        yield state, outcome

@@ -1,16 +1,20 @@
-"""Randomness as an argument: one independent stream for each (seed, purpose, client, round).
+"""Randomness as an argument: independent streams, found by their names, under two roots that are apart.
 
-Because a stream is found by its name and not by what was drawn before, results do not depend on the order in which
-clients are visited, and no two rounds share noise. Without a seed the root key is 256 bits from the operating
-system and is kept nowhere: seeded noise can be subtracted by whoever knows the seed, so a seed is for simulations.
-This is the only module of dpfl that makes a generator.
+The public root decides what everybody may know: who takes part in which round, how data is shared out, where a model
+starts. It may be written down. The secret root decides what nobody may know: noise and batches. Under it every client
+has a key of its own, and its noise is a function of (key, run, round, order) alone: whoever else takes part or looks on
+changes nothing, and no two orders ever share noise. With a seed both roots follow from it: whoever knows the seed can
+subtract the noise, so a seed is for simulations. Without one each root is 256 bits from the operating system, and the
+secret one is kept nowhere. This is the only module of dpfl that makes a generator.
 """
 
+import copy
 import hashlib
 import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,14 +22,46 @@ from numpy.random import SFC64, Generator, SeedSequence
 
 from dpfl.errors import BadInput
 
+Name = str | int | None  # part of a stream's name
+
+
+@dataclass(frozen=True)
+class Root:
+    """A key, and the streams that are named under it.
+
+    >>> a, b = (Streams(7).of(3).generator("noise", round=round).random() for round in (1, 2))
+    >>> a == Streams(7).of(3).generator("noise", round=1).random(), a == b
+    (True, False)
+    """
+
+    key: bytes = field(repr=False)  # 256 bits
+
+    def generator(self, purpose: str, **name: Name) -> Generator:
+        """Return the generator of this name, at its beginning."""
+        # All 256 bits count: torch's CPU generator would keep 32 bits of any seed, few enough to try them all.
+        return Generator(SFC64(SeedSequence(np.frombuffer(self._key(purpose, name), "<u4"), pool_size=8)))
+
+    def child(self, purpose: str, **name: Name) -> "Root":
+        """Return a root of its own, from which nobody finds back to this one."""
+        return Root(self._key(purpose, name))
+
+    def seed_device(self, source: torch.Generator, purpose: str, **name: Name) -> torch.Generator:
+        """Set a GPU's generator to the beginning of this stream, with about all of the 64 bits that it can keep.
+
+        For simulations: that is fewer than the root has, but nobody else sees what a simulation draws.
+        """
+        return source.manual_seed(int.from_bytes(self._key(purpose, name)[:8], "little") >> 1)
+
+    def _key(self, purpose: str, name: dict[str, Name]) -> bytes:
+        others = sorted(item for item in name.items() if item[0] not in ("client", "round"))
+        parts = [purpose, name.get("client"), name.get("round"), *others]
+        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=32, key=self.key).digest()
+
 
 class Streams:
-    """The named random streams of one run.
+    """The random streams of one run: its public and its secret root.
 
-    >>> a = Streams(7).generator("noise", client=3, round=1).random()
-    >>> b = Streams(7).generator("noise", client=3, round=1).random()
-    >>> c = Streams(7).generator("noise", client=3, round=2).random()
-    >>> a == b, a == c
+    >>> Streams(7).public == Streams(7).public, Streams(7).public == Streams(7).secret
     (True, False)
     """
 
@@ -35,27 +71,23 @@ class Streams:
                 f"seed must be a whole number of at least 0, was {seed!r}; leave it out for noise nobody can repeat"
             )
         self.seeded = seed is not None
-        root = os.urandom(32) if seed is None else str(seed).encode()
-        self._root = hashlib.blake2b(root, digest_size=32, person=b"dpfl.streams").digest()
+        self.public = Root(_root(seed, b"dpfl.streams"))
+        self.secret = Root(_root(seed, b"dpfl.secret"))
 
-    def generator(self, purpose: str, *, client: int | None = None, round: int | None = None) -> Generator:
-        """Return the generator of this name, at its beginning."""
-        # All 256 bits count: torch's CPU generator would keep 32 bits of any seed, few enough to try them all.
-        key = self._key(purpose, client, round)
-        return Generator(SFC64(SeedSequence(np.frombuffer(key, "<u4"), pool_size=8)))
+    def of(self, client: int) -> Root:
+        """Return the root of a client's own streams: its key."""
+        return self.secret.child("client", client=client)
 
-    def _key(self, purpose: str, client: int | None, round: int | None) -> bytes:
-        name = json.dumps([purpose, client, round]).encode()
-        return hashlib.blake2b(name, digest_size=32, key=self._root).digest()
+    def part(self, purpose: str, number: int) -> "Streams":
+        """Return streams for one of several trainings, apart from those of all others."""
+        other = copy.copy(self)
+        other.public, other.secret = (root.child(purpose, round=number) for root in (self.public, self.secret))
+        return other
 
-    def seed_device(
-        self, source: torch.Generator, purpose: str, *, client: int | None = None, round: int | None = None
-    ) -> torch.Generator:
-        """Set a GPU's generator to the beginning of this stream, with about all of the 64 bits that it can keep.
 
-        For simulations: that is fewer than the root has, but nobody else sees what a simulation draws.
-        """
-        return source.manual_seed(int.from_bytes(self._key(purpose, client, round)[:8], "little") >> 1)
+def _root(seed: int | None, purpose: bytes) -> bytes:
+    source = os.urandom(32) if seed is None else str(seed).encode()
+    return hashlib.blake2b(source, digest_size=32, person=purpose).digest()
 
 
 def device_generator(device: torch.device) -> torch.Generator:

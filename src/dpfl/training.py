@@ -9,35 +9,52 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dpfl import __version__, run_folder
-from dpfl.clients.reference import ReferenceClients
-from dpfl.clients.stacked import StackedClients
+from dpfl.clients.backends import MakeClients, make_clients
+from dpfl.clients.draws import DrawnBy
+from dpfl.clients.uploads import Clients, Engine
 from dpfl.config import Config, Settings
-from dpfl.errors import BadInput, BudgetRefused, Caution
-from dpfl.federation import Federation, Records, Schedule, federate
-from dpfl.gradients.capabilities import Capabilities, capabilities_of
+from dpfl.errors import BadInput, Caution
+from dpfl.federation import Federation, federate
 from dpfl.models import Loss, Model, build, default_model
 from dpfl.orders import Gaussian
 from dpfl.precision import Precision, products
 from dpfl.privacy.books import Books
-from dpfl.privacy.budget import cautions, unpaid
+from dpfl.privacy.budget import cautions
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
-from dpfl.round import Clients, OnUploads, Outcome, look, play, sit_out
-from dpfl.server.evaluation import Score, evaluate
-from dpfl.streams import Streams, fresh_seed, layer_randomness
-from dpfl.systems import Problem, System
+from dpfl.round import Outcome, walk
+from dpfl.server.evaluation import PublicSplit, Score, evaluate
+from dpfl.session import OnUploads, Session, problem_of
+from dpfl.streams import Streams, fresh_seed
+from dpfl.systems import System
 
-Metrics = dict[str, Any]
-OnRound = Callable[[Metrics], None]
+
+class RoundMetrics(TypedDict):
+    """One line of the log. Losses and accuracies are None in rounds after which nobody looked."""
+
+    round: int
+    loss: float | None  # on the test split, for reporting only; None, too, where it is not finite
+    accuracy: float | None  # likewise; None for regression
+    validation_loss: float | None  # on the public split
+    validation_accuracy: float | None
+    noise_std: float | None  # mean over the cohort; None without Gaussian noise
+    local_steps: int
+    cohort: int  # clients that uploaded
+    refused: list[int]  # clients whose budgets could not pay
+
+
+OnRound = Callable[[RoundMetrics], None]
+OnOpen = Callable[[Session[Any]], None]
 
 _OWN = "# The data or the model was handed over in Python: repeat this run from there.\n"
+_SLOW = 3.0  # times a plain step, from which on a fall-back is worth a word
 
 
 @dataclass(frozen=True)
@@ -49,10 +66,11 @@ class Run:
     accuracy: float | None  # on the test split, after the last round; None for regression
     loss: float | None  # likewise; None where the model diverged
     seconds: float
-    history: list[Metrics]
+    history: list[RoundMetrics]
     certificate: Certificate
+    engine: str  # how clients trained, and why
     out: Path | None
-    model: nn.Module  # holds the trained weights
+    model: nn.Module  # holds the trained parameters
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `dpfl run --json` prints."""
@@ -65,11 +83,19 @@ class Run:
             "seconds": self.seconds,
             "history": self.history,
             "certificate": self.certificate.to_dict(),
+            "engine": self.engine,
             "out": None if self.out is None else str(self.out),
         }
 
 
-def run(config: Config, *, out: Path | None = None, force: bool = False, on_round: OnRound | None = None) -> Run:
+def run(
+    config: Config,
+    *,
+    out: Path | None = None,
+    force: bool = False,
+    on_open: OnOpen | None = None,
+    on_round: OnRound | None = None,
+) -> Run:
     """Carry out a config from data to certificate."""
     settings = config.settings
     if out is not None:
@@ -80,12 +106,14 @@ def run(config: Config, *, out: Path | None = None, force: bool = False, on_roun
         settings.model,
         seed=settings.seed,
         backend=settings.backend,
+        draws=settings.draws,
         device=settings.device,
         precision=settings.precision,
         evaluate_every=settings.evaluate_every,
         ledger=settings.ledger,
         out=out,
         force=force,
+        on_open=on_open,
         on_round=on_round,
     )
 
@@ -121,8 +149,10 @@ def train(
     model: str | nn.Module | None = None,
     *,
     loss: Loss | None = None,
+    clients: Clients | MakeClients | None = None,
     seed: int | None = None,
     backend: str = "stacked",
+    draws: DrawnBy | None = None,
     device: str = "cpu",
     precision: Precision = "float32",
     evaluate_every: int = 1,
@@ -130,6 +160,7 @@ def train(
     ledger: str | Path | None = None,
     out: str | Path | None = None,
     force: bool = False,
+    on_open: OnOpen | None = None,
     on_round: OnRound | None = None,
     on_uploads: OnUploads | None = None,
 ) -> Run:
@@ -137,6 +168,8 @@ def train(
 
     model: a name, an `nn.Module` (then `loss` maps its outputs and the targets to one value a record or to their mean),
         or None for the one that fits the data. A module is trained in place.
+    clients: who performs the orders, instead of a backend; or a function that makes them of the model, each client's
+        records and the run's streams.
     seed: repeats the run bit for bit, its noise included, so it is for simulations; None draws noise from the system.
     evaluate_every: rounds between looks at the public validation and the test split; a system that watches its training
         looks at the former after every round.
@@ -145,7 +178,10 @@ def train(
         for a ledger of this run alone.
     out: folder to keep the run in; an existing one is refused unless `force`.
     backend: "stacked" trains a whole cohort at once, "reference" one client after the other.
+    draws: whether a "cohort" draws its noise and batches from one stream, which is fast, or each "client" from its own;
+        None for what suits the backend. The law is the same, the numbers under a seed are not.
     precision: "tf32" lets a GPU multiply with fewer bits, which is faster; "float32" never does.
+    on_open: called with the session before the first round.
     on_round: called with the metrics of each round.
     on_uploads: called with each round's number and the upload of every client, noise included, as an audit needs
         them; without it only their weighted sum is formed where that is all the system looks at.
@@ -155,84 +191,72 @@ def train(
     streams = Streams(seed)
     learner = as_model(model, loss, federation, streams)
     choices: dict[str, Any] = {
-        "model": learner.name, "evaluate_every": evaluate_every, "backend": backend, "device": device,
+        "model": learner.name, "evaluate_every": evaluate_every, "backend": backend, "draws": draws, "device": device,
         "precision": precision, "seed": seed, "ledger": None if ledger is None else str(ledger),
     }  # fmt: skip
-    config = Config(system, settings_of(federation, **choices))
+    settings = settings_of(federation, **choices)
     target = as_device(device)
     folder = None if out is None else Path(out)
     if folder is not None:
         run_folder.claim(folder, force=force)
     learner.module.to(target)
-    validation, test = federation.validation.to(target), federation.test.to(target)
-    public = validation if len(validation) else test
-    with layer_randomness(streams.generator("probe"), target):
-        learner.check(public.x, public.y)
-        reference = config.settings.backend == "reference"
-        known = Capabilities.none(learner, public) if reference else capabilities_of(learner, public)
     records = tuple(records.to(target) for records in federation.clients)
-    clients: Clients = (
-        ReferenceClients(learner, records, streams, vectorised=known.vectorised)
-        if reference
-        else StackedClients(learner, records, streams, capabilities=known)
-    )
-    problem = Problem(federation.sizes, learner.dim, Schedule(system.cohorts(len(federation.clients)), streams))
-    promise = system.promise(federation.sizes)
-    seen = look(unpaid(promise, system.questions), clients=clients, model=learner, validation=validation)
-    state = system.begin(problem, learner.weights(), seen)
-    environment = _environment(federation, device, str(known))
-    for caution in cautions(promise, federation.sizes) if promise is not None else ():
-        warnings.warn(caution, Caution, stacklevel=2)
-    run_ledger = Ledger(
-        promise, federation.sizes, books=_books(ledger, folder), system=system.name, config=config.hash,
-        seeded=streams.seeded, versions=environment["versions"],
+    validation, test = federation.validation.to(target), federation.test.to(target)
+    if clients is not None:
+        performers = clients(learner, records, streams) if callable(clients) else clients
+    else:
+        public = validation if len(validation) else test
+        made = make_clients(backend, learner, records, streams, public=public, drawn_by=draws)
+        performers, settings = made, replace(settings, draws=made.drawn_by)
+    engine = performers.engine
+    config, promise = Config(system, settings), system.promise(federation.sizes)
+    session = Session(
+        system, problem_of(system, federation.sizes, learner.dim, streams), learner, performers,
+        Ledger(promise, federation.sizes), streams, PublicSplit(learner, validation), on_uploads,
     )  # fmt: skip
+    state = session.begin()  # what cannot begin leaves nothing behind: only now is a ledger opened on disk
+    environment = _environment(federation, device, engine, streams)
+    session = replace(
+        session,
+        ledger=Ledger(
+            promise, federation.sizes, books=_books(ledger, folder), system=system.name, config=config.hash,
+            seeded=streams.seeded, versions=environment["versions"],
+        ),
+    )  # fmt: skip
+    for caution in (*(cautions(promise, federation.sizes) if promise is not None else ()), *_slow(engine)):
+        warnings.warn(caution, Caution, stacklevel=2)
 
     started = time.perf_counter()
     environment["ledger"] = run_folder.LEDGER if ledger is None else str(Path(ledger).resolve())
-    environment["run"] = run_ledger.run.name  # as the ledger knows it
+    environment["run"] = session.ledger.run.name  # as the ledger knows it
     if folder is not None:
         note = "" if federation.recipe is not None and not isinstance(model, nn.Module) else _OWN
         run_folder.create(folder, note + config.to_toml())
         run_folder.write_json(folder, run_folder.ENVIRONMENT, environment)
+    if on_open is not None:
+        on_open(session)
 
-    def due(round: int) -> bool:
-        """Tell whether the model is to be scored after a round."""
-        # A round after which nobody can pay was the last one, and that is known only afterwards.
-        seen = round % evaluate_every == 0 or round in evaluate_after
-        return seen or round >= state.rounds or system.until_spent
-
-    nobody = Records(validation.x[:0], validation.y[:0])
-    history: list[Metrics] = []
-    gone: set[int] = set()  # clients whose budgets could not pay when they were last asked
+    history: list[RoundMetrics] = []
     try:
-        while state.round < state.rounds:
-            scored = validation if system.watches_loss or due(state.round + 1) else nobody
-            try:
-                with products(config.settings.precision):
-                    state, outcome = play(
-                        system, state, ledger=run_ledger, clients=clients, model=learner, validation=scored,
-                        streams=streams, on_uploads=on_uploads,
-                    )  # fmt: skip
-            except BudgetRefused:
-                gone |= set(system.orders(state))
-                if len(gone) == len(records):  # nobody is left to go on with
-                    if system.until_spent and any(line["cohort"] for line in history):
-                        break
-                    raise
-                state, outcome = sit_out(system, state, ledger=run_ledger, model=learner, validation=scored)
-            gone = (gone | set(outcome.refused)) - set(outcome.orders)
-            score = evaluate(learner, state.model, test) if due(state.round) else None
-            history.append(_metrics(state.round, outcome, score))
-            if folder is not None:
-                run_folder.append_metrics(folder, history[-1])
-            if on_round is not None:
-                on_round(history[-1])
+        with products(config.settings.precision):
+            for reached, outcome in walk(session, state):
+                state = reached
+                looked_at = state.round % evaluate_every == 0 or state.round in evaluate_after
+                # A round after which nobody can pay was the last one, and that is known only afterwards.
+                due = looked_at or state.round >= state.rounds or system.until_spent
+                known = outcome.public or (evaluate(learner, state.model, validation) if due else None)
+                reported = evaluate(learner, state.model, test) if due else None
+                history.append(_metrics(state.round, outcome, known, reported))
+                if folder is not None:
+                    run_folder.append_metrics(folder, dict(history[-1]))
+                if on_round is not None:
+                    on_round(history[-1])
     finally:  # whatever ended it: what was spent is certified and what was learned is kept
         seconds = time.perf_counter() - started
         learner.load(state.model)
-        certificate = certify(run_ledger.books, run_ledger.run)
-        run_ledger.books.close()
+        books = session.ledger.books
+        certificate = certify(books, session.ledger.run)
+        books.close()
         if folder is not None:
             _save(folder, learner, state.model, certificate, environment | {"seconds": round(seconds, 3)})
     return Run(
@@ -243,6 +267,7 @@ def train(
         seconds=seconds,
         history=history,
         certificate=certificate,
+        engine=str(engine),
         out=folder,
         model=learner.module,
     )
@@ -254,7 +279,7 @@ def as_model(model: str | nn.Module | None, loss: Loss | None, federation: Feder
         if loss is not None:
             raise BadInput("loss must come with a module of your own, was given for a named model; leave it out")
         name = model or default_model(federation.name, federation.classes)
-        return build(name, shape=federation.shape, classes=federation.classes, rng=streams.generator("model"))
+        return build(name, shape=federation.shape, classes=federation.classes, rng=streams.public.generator("model"))
     if loss is None:
         raise BadInput("loss must be given with a module of your own, was None; pass torch's cross_entropy, say")
     return Model(model, loss, classify=None if federation.classes is None else lambda outputs: outputs.argmax(-1))
@@ -282,17 +307,17 @@ def as_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _metrics(round: int, outcome: Outcome, test: Score | None) -> Metrics:
-    """Return one line of the log. `loss` and `accuracy` are on the test split, for reporting only."""
+def _metrics(round: int, outcome: Outcome, public: Score | None, test: Score | None) -> RoundMetrics:
+    """Return one line of the log."""
     orders = list(outcome.orders.values())
     stds = [order.noise.std for order in orders if isinstance(order.noise, Gaussian)]
     return {
         "round": round,
         "loss": None if test is None else _finite(test.loss),
         "accuracy": None if test is None else test.accuracy,
-        "validation_loss": None if outcome.validation is None else _finite(outcome.validation.loss),
-        "validation_accuracy": None if outcome.validation is None else outcome.validation.accuracy,
-        "noise_std": sum(stds) / len(stds) if stds else None,  # mean over the cohort
+        "validation_loss": None if public is None else _finite(public.loss),
+        "validation_accuracy": None if public is None else public.accuracy,
+        "noise_std": sum(stds) / len(stds) if stds else None,
         "local_steps": max((order.steps for order in orders), default=0),
         "cohort": len(orders),
         "refused": list(outcome.refused),
@@ -303,7 +328,17 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _environment(federation: Federation, device: str, gradients: str) -> dict[str, Any]:
+def _slow(engine: Engine) -> tuple[str, ...]:
+    """Say where a fall-back costs much, and the way out of it."""
+    if engine.cost is None or engine.cost <= _SLOW:
+        return ()
+    return (
+        f"clients train {engine.name}, and gradients of records take about {engine.cost:.0f} times as long as that of"
+        f" their batch, because {engine.why}; to be faster, {engine.way_out}",
+    )
+
+
+def _environment(federation: Federation, device: str, engine: Engine, streams: Streams) -> dict[str, Any]:
     packages = {name: version(name) for name in ("torch", "numpy", "scipy", "dp-accounting") if _installed(name)}
     return {
         "versions": {"python": platform.python_version(), "dpfl": __version__} | packages,
@@ -311,7 +346,8 @@ def _environment(federation: Federation, device: str, gradients: str) -> dict[st
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "data": federation.source,
-        "per_record_gradients": gradients,
+        "engine": str(engine),
+        "public_root": streams.public.key.hex(),  # of cohorts and first parameters: nothing secret follows from it
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -325,8 +361,10 @@ def _installed(package: str) -> bool:
     return True
 
 
-def _save(folder: Path, model: Model, weights: Tensor, certificate: Certificate, environment: dict[str, Any]) -> None:
-    save_file({name: value.cpu().contiguous() for name, value in model.split(weights).items()},
+def _save(
+    folder: Path, model: Model, parameters: Tensor, certificate: Certificate, environment: dict[str, Any]
+) -> None:
+    save_file({name: value.cpu().contiguous() for name, value in model.split(parameters).items()},
               folder / run_folder.MODEL)  # fmt: skip
     run_folder.write_json(folder, run_folder.CERTIFICATE, certificate.to_dict())
     run_folder.write_json(folder, run_folder.ENVIRONMENT, environment)

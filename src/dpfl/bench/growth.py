@@ -8,13 +8,15 @@ import torch
 
 from dpfl.bench.timing import medians
 from dpfl.clients.stacked import StackedClients
-from dpfl.federation import Records, Schedule
+from dpfl.federation import Records
 from dpfl.gradients.capabilities import capabilities_of
 from dpfl.models import build
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
+from dpfl.server.evaluation import PublicSplit
+from dpfl.session import Session, problem_of
 from dpfl.streams import Streams
-from dpfl.systems import DPFedAvg, Feedback, Problem
+from dpfl.systems import DPFedAvg
 
 CLIENTS = (10**2, 10**3, 10**4, 10**5, 10**6)
 COHORTS = (1, 10, 100, 1000)
@@ -56,20 +58,20 @@ def _rounds(device: torch.device, clients: int, cohort: int, features: int) -> C
     streams, each = Streams(1), 10 if features <= 1000 else 2
     source = torch.Generator().manual_seed(0)
     one = Records(torch.randn(each, features, generator=source), torch.randn(each, generator=source)).to(device)
-    model = build("linear", shape=(features,), classes=None, rng=streams.generator("model"))
+    model = build("linear", shape=(features,), classes=None, rng=streams.public.generator("model"))
     model.module.to(device)
     system = DPFedAvg(rounds=10**4, local_steps=1, cohort=None if cohort == clients else cohort, epsilon=100.0)
     sizes = (each,) * clients
     performers = StackedClients(model, (one,) * clients, streams, capabilities=capabilities_of(model, one))
-    ledger = Ledger(system.promise(sizes), sizes, system=system.name)
-    problem = Problem(sizes, model.dim, Schedule(system.cohorts(clients), streams))
-    state = system.begin(problem, model.weights(), Feedback())
     nobody = one.take(torch.arange(0, device=device))
+    session = Session(
+        system, problem_of(system, sizes, model.dim, streams), model, performers,
+        Ledger(system.promise(sizes), sizes, system=system.name), streams, PublicSplit(model, nobody),
+    )  # fmt: skip
+    state = session.begin()
 
     def next_round() -> None:
         nonlocal state
-        state, _ = play(
-            system, state, ledger=ledger, clients=performers, model=model, validation=nobody, streams=streams
-        )
+        state, _ = play(session, state)
 
     return next_round

@@ -9,6 +9,7 @@ from torch import Tensor
 from dpfl.bench.workloads import DrawnWorkload
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
+from dpfl.clients.uploads import Request
 from dpfl.gradients.capabilities import capabilities_of
 from dpfl.orders import Order
 from dpfl.privacy.ledger import Ledger
@@ -49,6 +50,7 @@ def _round(problem: DrawnWorkload, order: Order, *, reference: bool) -> Callable
     def play() -> Tensor:
         nonlocal played
         played += 1
-        return aggregate(problem.broadcast, clients.perform(paid, problem.broadcast, played, apart=False), weights)
+        uploads = clients.perform(Request("bench", played, paid, (), problem.broadcast, weights))
+        return problem.broadcast + aggregate(problem.broadcast, uploads, weights)
 
     return play

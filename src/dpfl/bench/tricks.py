@@ -8,11 +8,13 @@ import torch
 from dpfl.bench.timing import medians
 from dpfl.bench.workloads import WORKLOADS, DrawnWorkload, draw
 from dpfl.clients.stacked import StackedClients
+from dpfl.clients.uploads import Request
 from dpfl.federation import Records
 from dpfl.gradients.capabilities import Capabilities, capabilities_of
 from dpfl.gradients.clipping import sum_of_clipped
 from dpfl.gradients.layered import Layered
 from dpfl.privacy.ledger import Ledger
+from dpfl.server.aggregation import aggregate
 from dpfl.streams import Streams
 
 Pair = tuple[Callable[[], object], Callable[[], object]]
@@ -52,22 +54,22 @@ def _channels_last(device: torch.device) -> Pair:
 def _one_batch_one_draw(device: torch.device) -> Pair:
     problem = draw(WORKLOADS["W1"], device)
     clients = _clients(problem, capabilities_of(problem.model, _few(problem)))
-    return _play(problem, clients, apart=False), _play(problem, clients, apart=True)
+    return _play(problem, clients, separate=False), _play(problem, clients, separate=True)
 
 
 def _small_clients_stacked(device: torch.device) -> Pair:
     problem = draw(WORKLOADS["W4"], device)
     known = replace(capabilities_of(problem.model, _few(problem)), least_squares=False)
     together, alone = _clients(problem, known), _clients(problem, known, room=1)
-    return _play(problem, together, apart=False), _play(problem, alone, apart=False)
+    return _play(problem, together, separate=False), _play(problem, alone, separate=False)
 
 
 def _moments(device: torch.device) -> Pair:
     problem = draw(WORKLOADS["W4"], device)
     known = capabilities_of(problem.model, _few(problem))
     return (
-        _play(problem, _clients(problem, known), apart=False),
-        _play(problem, _clients(problem, replace(known, least_squares=False)), apart=False),
+        _play(problem, _clients(problem, known), separate=False),
+        _play(problem, _clients(problem, replace(known, least_squares=False)), separate=False),
     )
 
 
@@ -96,15 +98,10 @@ def _clients(problem: DrawnWorkload, known: Capabilities, room: int | None = Non
     return StackedClients(problem.model, problem.records, Streams(1), capabilities=known, room=room)
 
 
-def _play(problem: DrawnWorkload, clients: StackedClients, *, apart: bool) -> Callable[[], object]:
+def _play(problem: DrawnWorkload, clients: StackedClients, *, separate: bool) -> Callable[[], object]:
     sizes: Sequence[int] = [len(one) for one in problem.records]
     paid = Ledger(None, sizes, system="bench").charge(dict.fromkeys(problem.cohort, problem.workload.order))
     weights = dict.fromkeys(problem.cohort, 1 / len(problem.cohort))
 
-    def play() -> object:
-        uploads = clients.perform(paid, problem.broadcast, 1, apart=apart)
-        if apart:
-            return sum(weights[client] * upload for client, upload in uploads.items())
-        return uploads.weighted_sum(weights)  # type: ignore[attr-defined]
-
-    return play
+    request = Request("bench", 1, paid, (), problem.broadcast, weights, separate)
+    return lambda: aggregate(problem.broadcast, clients.perform(request), weights)

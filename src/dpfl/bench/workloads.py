@@ -88,7 +88,7 @@ def draw(workload: Workload, device: torch.device | str = "cpu", *, seed: int = 
     """Draw a workload's records and its first model."""
     streams = Streams(seed)
     source = torch.Generator().manual_seed(seed)
-    model = build(workload.model, shape=workload.shape, classes=workload.classes, rng=streams.generator("model"))
+    model = build(workload.model, shape=workload.shape, classes=workload.classes, rng=streams.public.generator("model"))
     model.module.to(device)
     total = workload.clients * workload.records
     x = torch.randn(total, *workload.shape, generator=source).to(device)

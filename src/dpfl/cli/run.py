@@ -32,7 +32,7 @@ from dpfl.errors import BadInput, BudgetRefused
 if TYPE_CHECKING:
     from dpfl.config import Config
     from dpfl.planning import Plan
-    from dpfl.training import Run
+    from dpfl.training import RoundMetrics, Run
 
 _EPILOG = """[bold]Examples[/bold]
 
@@ -171,7 +171,7 @@ class _Progress:
             self.bar.start()  # does nothing where it has started already
             self.bar.stop()
 
-    def show(self, metrics: dict[str, Any]) -> None:
+    def show(self, metrics: "RoundMetrics") -> None:
         """Move the bar by one round."""
         note = "loss –" if metrics["validation_loss"] is None else f"loss {metrics['validation_loss']:.3f}"
         if metrics["validation_accuracy"] is not None:

@@ -41,7 +41,12 @@ class Chunk:
     def draws(self) -> bool:
         """Tell whether training draws anything: batches, or noise on a step that is not the last."""
         order = self.order
-        return isinstance(order.batch, Poisson) or (order.noise is not None and order.noise_on == "step")
+        return self.is_sampled or (order.noise is not None and order.noise_on == "step")
+
+    @property
+    def is_sampled(self) -> bool:
+        """Tell whether batches are sampled."""
+        return isinstance(self.order.batch, Poisson)
 
     @property
     def sampling_rates(self) -> list[float]:

@@ -1,13 +1,16 @@
-"""Who draws: every client from streams of its own, as on its own machine, or a chunk of clients from one stream.
+"""Who draws: every client from streams of its own, as on its own machine, or a cohort from one stream.
 
 The laws are the same. Clients' own streams give what the reference client gives, draw for draw; one stream saves making
 two generators for each client, and on a GPU the trip from the host. Noise that is only ever seen in a sum is drawn
-once: a sum of independent Gaussians is a Gaussian whose variance is the sum of theirs.
+once: a sum of independent Gaussians is a Gaussian whose variance is the sum of theirs. Should somebody look at a cohort
+one by one after all, each client's noise is drawn so that it adds up to just that sum: a look changes nothing.
 """
 
+import hashlib
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from functools import lru_cache
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -17,9 +20,12 @@ from torch import Tensor
 
 from dpfl.clients.chunks import Chunk
 from dpfl.clients.pool import Batch, Pool
-from dpfl.orders import Gaussian, Poisson
+from dpfl.clients.uploads import Request
+from dpfl.orders import Gaussian, Order, Poisson
 from dpfl.privacy.mechanisms import Law, draw, draw_on_device
 from dpfl.streams import Streams
+
+DrawnBy = Literal["cohort", "client"]  # from one stream for all of a cohort, or each from its own
 
 _AT_ONCE = 2**24  # numbers that are drawn on a GPU at a time
 
@@ -34,13 +40,26 @@ class Draws(Protocol):
         """Draw noise of size 1 for each client, [k, d]."""
 
 
+def own_stream(streams: Streams, purpose: str, client: int, request: Request) -> Generator:
+    """Return a client's own stream: a function of its key, the run, the round and the order, and of nothing else."""
+    order = _fingerprint(request.charged[client].order)
+    return streams.of(client).generator(purpose, run=request.run, round=request.round, order=order)
+
+
+@lru_cache(maxsize=4096)
+def _fingerprint(order: Order) -> str:
+    return hashlib.blake2b(order.to_json().encode(), digest_size=16).hexdigest()
+
+
 class EachClient:
     """Every client draws from its own streams."""
 
-    def __init__(self, streams: Streams, pool: Pool, chunk: Chunk, round: int, dim: int) -> None:
+    def __init__(self, streams: Streams, pool: Pool, chunk: Chunk, request: Request, dim: int) -> None:
         self._pool, self._chunk, self._dim = pool, chunk, dim
-        self._batches = [streams.generator("batches", client=client, round=round) for client in chunk.clients]
-        self._noises = [streams.generator("noise", client=client, round=round) for client in chunk.clients]
+        self._batches, self._noises = (
+            [own_stream(streams, purpose, client, request) for client in chunk.clients]
+            for purpose in ("batches", "noise")
+        )
 
     def batch(self) -> Batch:
         """Choose each client's records."""
@@ -54,12 +73,17 @@ class EachClient:
         return torch.from_numpy(np.stack([draw(law, (self._dim,), rng) for rng in self._noises]))
 
 
+def of_cohort(chunk: Chunk, request: Request) -> dict[str, int | str]:
+    """Return what names the streams of a cohort's draws."""
+    return {"client": chunk.clients[0], "run": request.run, "round": request.round}
+
+
 class OneStream:
     """All clients of a chunk draw from one stream, named after the first of them."""
 
-    def __init__(self, streams: Streams, pool: Pool, chunk: Chunk, round: int, dim: int) -> None:
+    def __init__(self, streams: Streams, pool: Pool, chunk: Chunk, request: Request, dim: int) -> None:
         self._pool, self._chunk, self._dim = pool, chunk, dim
-        self._rng = streams.generator("chunk", client=chunk.clients[0], round=round)
+        self._rng = streams.secret.generator("chunk", **of_cohort(chunk, request))
 
     def batch(self) -> Batch:
         """Choose each client's records."""
@@ -137,18 +161,37 @@ def draw_sum(
     law: Law, sizes: Sequence[float] | NDArray[np.float64], dim: int, rng: Generator | torch.Generator
 ) -> Tensor:
     """Draw Σ_i sizes[i]·noise_i, [dim]: if it is Gaussian in one draw, else in as many as there are."""
-
-    def several(count: int) -> Tensor:
-        if isinstance(rng, Generator):
-            return torch.from_numpy(draw(law, (count, dim), rng))
-        return draw_on_device(law, (count, dim), rng)
-
     if law is Gaussian:
-        return several(1)[0] * float(np.linalg.norm(sizes))
-    first, *others = torch.split(torch.as_tensor(np.asarray(sizes)), max(1, _AT_ONCE // dim))
+        return _several(law, 1, dim, rng)[0] * float(np.linalg.norm(sizes))
+    total: Tensor | None = None
+    for some in torch.split(torch.as_tensor(np.asarray(sizes)), max(1, _AT_ONCE // dim)):
+        noise = _several(law, len(some), dim, rng)
+        total = some.to(noise) @ noise if total is None else total + some.to(noise) @ noise
+    assert total is not None
+    return total
 
-    def weighted(some: Tensor) -> Tensor:
-        noise = several(len(some))
-        return some.to(noise) @ noise
 
-    return sum((weighted(some) for some in others), weighted(first))
+def draw_each(law: Law, count: int, dim: int, rng: Generator | torch.Generator) -> Tensor:
+    """Draw the noises of size 1 [count, dim] that `draw_sum` adds up, where it draws as many as there are."""
+    blocks = torch.split(torch.arange(count), max(1, _AT_ONCE // dim))
+    return torch.cat([_several(law, len(block), dim, rng) for block in blocks])
+
+
+def _several(law: Law, count: int, dim: int, rng: Generator | torch.Generator) -> Tensor:
+    if isinstance(rng, Generator):
+        return torch.from_numpy(draw(law, (count, dim), rng))
+    return draw_on_device(law, (count, dim), rng)
+
+
+def adding_up_to(total: Tensor, noises: Tensor, stds: Tensor, weights: Tensor) -> Tensor:
+    """Return Gaussian noises [k, d] of these standard deviations [k] with Σ_i weights[i]·noise_i = total.
+
+    noises: independent, of just these standard deviations; total: independent of them, with the law of such a sum.
+    n_i = x_i + w_i·s_i²/V·(total − Σ_j w_j·x_j), where V = Σ_j w_j²·s_j². All covariances cancel: Cov(x_i, Σ_j w_j·x_j)
+    is w_i·s_i², and total and that sum both have variance V. So the n_i are independent with variance s_i², as the x_i.
+    """
+    shares = weights * stds.square()
+    variance = (weights * shares).sum()
+    if variance == 0:  # nothing of it is in the sum
+        return noises
+    return noises + (shares / variance)[:, None] * (total - weights @ noises)

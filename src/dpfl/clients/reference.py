@@ -1,15 +1,18 @@
 """The reference client: the papers' local training as a plain loop. Every faster client must agree with it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import get_args
 
 import torch
 from numpy.random import Generator
 from torch import Tensor
 
+from dpfl.clients.draws import DrawnBy, own_stream
+from dpfl.clients.uploads import Engine, Request, Separate, Uploads
 from dpfl.federation import Records
 from dpfl.gradients.clipping import clip, sum_of_clipped
 from dpfl.models import Model
-from dpfl.orders import ClientClip, Full, ModelClip, Poisson, Question, RecordClip
+from dpfl.orders import ClientClip, Full, ModelClip, Need, Poisson, Question, RecordClip
 from dpfl.privacy.ledger import Charged
 from dpfl.privacy.mechanisms import add_noise
 from dpfl.streams import Streams, layer_randomness
@@ -21,6 +24,8 @@ _GRADIENT_ENTRIES = 2**22
 
 class ReferenceClients:
     """The clients of a federation, visited one after the other; the order of visits changes nothing."""
+
+    drawn_by: DrawnBy = "client"
 
     def __init__(
         self,
@@ -38,35 +43,46 @@ class ReferenceClients:
         self.model, self.records, self.streams = model, records, streams
         self.vectorised = vectorised
 
-    def perform(
-        self, charged: Mapping[int, Charged], broadcast: Tensor, round: int, *, apart: bool = True
-    ) -> dict[int, Tensor]:
+    @property
+    def serves(self) -> frozenset[Need]:
+        """Serve whatever a system may need."""
+        return frozenset(get_args(Need))
+
+    @property
+    def engine(self) -> Engine:
+        """Return how they train."""
+        return Engine("reference: one client after the other", "records' gradients at once" if self.vectorised else "")
+
+    def perform(self, request: Request) -> Separate:
         """Return what each client of the cohort uploads: its update [d], noised as it was ordered; always apart."""
         self.model.module.train()
         uploads = {}
-        for client, paid in charged.items():
-            layers = self.streams.generator("layers", client=client, round=round)
-            with layer_randomness(layers, broadcast.device):
+        for client, paid in request.charged.items():
+            batches, noise, layers = (
+                own_stream(self.streams, purpose, client, request) for purpose in ("batches", "noise", "layers")
+            )
+            with layer_randomness(layers, request.broadcast.device):
                 uploads[client] = perform(
                     paid,
                     self.model,
-                    broadcast,
+                    request.broadcast,
                     self.records[client],
-                    batches=self.streams.generator("batches", client=client, round=round),
-                    noise=self.streams.generator("noise", client=client, round=round),
+                    batches=batches,
+                    noise=noise,
                     vectorised=self.vectorised,
                 )
-        return uploads
+        return Separate(uploads)
 
     def answer(
-        self, questions: Sequence[Question], before: Tensor, uploads: Mapping[int, Tensor], after: Tensor
+        self, questions: Sequence[Question], before: Tensor, uploads: Uploads, after: Tensor
     ) -> dict[Question, dict[int, float]]:
         """Return what clients tell about the models before and after a round, without noise."""
         self.model.module.eval()
-        asked = {"loss": range(len(self.records)), "curvature": sorted(uploads)}
+        sent = uploads.by_client if isinstance(uploads, Separate) else {}
+        asked = {"loss": range(len(self.records)), "curvature": sorted(sent)}
         tell = {
             "loss": lambda client: self._loss(after, self.records[client]),
-            "curvature": lambda client: self._curvature(before, uploads[client], self.records[client]),
+            "curvature": lambda client: self._curvature(before, sent[client], self.records[client]),
         }
         return {question: {client: tell[question](client) for client in asked[question]} for question in questions}
 

@@ -10,31 +10,43 @@ client's loop.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
 from dpfl.clients.answers import Answers
 from dpfl.clients.chunks import Chunk, Columns, by_kind
 from dpfl.clients.cores import Cores, one_core
-from dpfl.clients.draws import EachClient, OnDevice, OneStream, draw_sum, room_for
+from dpfl.clients.draws import (
+    DrawnBy,
+    Draws,
+    EachClient,
+    OnDevice,
+    OneStream,
+    adding_up_to,
+    draw_each,
+    draw_sum,
+    of_cohort,
+    own_stream,
+    room_for,
+)
 from dpfl.clients.graphs import Graphs
 from dpfl.clients.local_steps import LocalSteps, has_late_noise, is_one_batch
 from dpfl.clients.pool import Batch, Pool
 from dpfl.clients.reference import ReferenceClients
-from dpfl.clients.together import Together
+from dpfl.clients.uploads import Engine, Request, Separate, Summed, Uploads
 from dpfl.federation import Records
 from dpfl.gradients.capabilities import Capabilities
 from dpfl.gradients.layered import Layered
 from dpfl.gradients.least_squares import Moments
 from dpfl.models import Model
-from dpfl.orders import Full, Poisson, Question, RecordClip
-from dpfl.privacy.ledger import Charged
+from dpfl.orders import Full, Gaussian, Need, Poisson, Question, RecordClip
 from dpfl.streams import Streams, device_generator, layer_randomness
 
 # On the CPU a chunk of several clients holds at most this many numbers (16 MiB of float32), which a core keeps near. A
@@ -61,69 +73,98 @@ class StackedClients:
         streams: Streams,
         *,
         capabilities: Capabilities,
+        drawn_by: DrawnBy = "cohort",
         room: int | None = None,
     ) -> None:
         """Take the model, each client's records and the streams of the run.
 
         capabilities: by which the model can be trained, as public records showed (`dpfl.gradients.capabilities`).
+        drawn_by: whether a cohort draws from one stream, or each client from its own, as the reference client does.
         room: numbers that a chunk of several clients may hold at a time; None for what suits the machine.
         """
         self._given_room = room
         self.model, self.records, self.streams = model, records, streams
+        self.capabilities = capabilities
         self._loop = ReferenceClients(model, records, streams, vectorised=capabilities.vectorised)
         self._layers, self._least_squares = capabilities.layers, capabilities.least_squares
+        if drawn_by == "client" and self._layers is not None and self._layers.random:
+            self._layers = None  # what a layer draws for a cohort is not what it draws for each client
+        self.drawn_by: DrawnBy = "client" if self._layers is None else drawn_by
         self._graphs = Graphs()
 
-    def perform(
-        self, charged: Mapping[int, Charged], broadcast: Tensor, round: int, *, apart: bool = True
-    ) -> Mapping[int, Tensor]:
-        """Return what each client of the cohort uploads; where not apart, only their weighted sum can be asked for."""
+    @property
+    def serves(self) -> frozenset[Need]:
+        """Serve whatever a system may need."""
+        return frozenset(get_args(Need))
+
+    @property
+    def engine(self) -> Engine:
+        """Return how they train."""
+        known = self.capabilities
+        if self._layers is not None:
+            return Engine("stacked: a whole cohort at once", "by two moments" if self._least_squares else "by layers")
+        why = known.why_not or "each client draws for its own random layers"
+        return Engine(f"stacked, but one client after the other, {known}", why, known.cost, known.way_out)
+
+    def perform(self, request: Request) -> Uploads:
+        """Return the weighted sum of what the cohort uploads, or each client's where that is asked for."""
         if self._layers is None:
-            return self._loop.perform(charged, broadcast, round)
-        if not apart:
-            return Together(charged, lambda weights: self._sum(charged, weights, broadcast, round))
-        chunks = self._chunks(by_kind(charged))
-        train = partial(self._updates, broadcast, round)
-        updates = list(self._on_chunks(partial(train, careful=False), chunks))
-        if not all(math.isfinite(_health(chunk, update)) for chunk, update in zip(chunks, updates, strict=True)):
-            updates = list(self._on_chunks(partial(train, careful=True), chunks))
-        pairs = zip(chunks, updates, strict=True)
-        found = {client: update for chunk, rows in pairs for client, update in zip(chunk.clients, rows, strict=True)}
-        return {client: found[client] for client in charged}
+            return self._loop.perform(request)
+        if not request.charged:  # coins may leave a round to nobody
+            return Summed(torch.zeros_like(request.broadcast), ())
+        if request.separate or self.drawn_by == "client":
+            return Separate(self._one_by_one(request))
+        return Summed(self._sum(request), tuple(request.charged))
 
     def answer(
-        self, questions: Sequence[Question], before: Tensor, uploads: Mapping[int, Tensor], after: Tensor
+        self, questions: Sequence[Question], before: Tensor, uploads: Uploads, after: Tensor
     ) -> dict[Question, dict[int, float]]:
         """Return what clients tell about the models before and after a round, without noise."""
+        if not questions:
+            return {}
         if self._layers is None or self._layers.random:
             return self._loop.answer(questions, before, uploads, after)
         footprint = self._layers.footprint(formed=False)
         room = min(self._room, _GPU_GRAPH)  # what is larger keeps a GPU busy alone, and is filled up to no other's size
         answers = Answers(self._pool, room, self._rows(footprint), footprint, self._spread)
+        sent = uploads.by_client if isinstance(uploads, Separate) else {}
         tell = {"loss": partial(answers.losses, self._layers, after),
-                "curvature": partial(answers.curvatures, before, uploads)}  # fmt: skip
+                "curvature": partial(answers.curvatures, before, sent)}  # fmt: skip
         return {question: tell[question]() for question in questions}
 
-    def _sum(
-        self, charged: Mapping[int, Charged], weights: Mapping[int, float], broadcast: Tensor, round: int
-    ) -> Tensor:
-        """Return Σ_i weights[i]·upload_i; noise on which nothing is trained any more is drawn once for all."""
-        kinds = by_kind(charged)
+    def _one_by_one(self, request: Request) -> dict[int, Tensor]:
+        """Return each client's upload; what a cohort draws adds up to what it draws where nobody looks."""
+        kinds = by_kind(request.charged)
         chunks = self._chunks(kinds)
-        total, health = self._add_up(chunks, weights, broadcast, round, careful=False)
+        train = partial(self._updates, request)
+        updates = list(self._on_chunks(partial(train, careful=False), chunks))
+        if not all(math.isfinite(_health(chunk, update)) for chunk, update in zip(chunks, updates, strict=True)):
+            updates = list(self._on_chunks(partial(train, careful=True), chunks))
+        pairs = zip(chunks, updates, strict=True)
+        found = {client: update for chunk, rows in pairs for client, update in zip(chunk.clients, rows, strict=True)}
+        if self.drawn_by == "cohort":
+            for kind in kinds:
+                if has_late_noise(kind.order):
+                    noises = self._late_noise_each(request, kind)
+                    found |= {client: found[client] + one for client, one in zip(kind.clients, noises, strict=True)}
+        return {client: found[client] for client in request.charged}
+
+    def _sum(self, request: Request) -> Tensor:
+        """Return Σ_i weights[i]·upload_i; noise on which nothing is trained any more is drawn once for all."""
+        kinds = by_kind(request.charged)
+        chunks = self._chunks(kinds)
+        total, health = self._add_up(request, chunks, careful=False)
         late = [kind for kind in kinds if has_late_noise(kind.order)]
-        noise = [self._late_noise(self.streams, kind, weights, broadcast, round) for kind in late]
+        noise = [self._late_noise(self.streams, kind, request) for kind in late]
         noised = sum(noise, total)
         if math.isfinite(health):  # only now is the device asked how it went: it has been working all the while
             return noised
-        total, _ = self._add_up(chunks, weights, broadcast, round, careful=True)
+        total, _ = self._add_up(request, chunks, careful=True)
         return sum(noise, total)
 
-    def _add_up(
-        self, chunks: Sequence[Chunk], weights: Mapping[int, float], broadcast: Tensor, round: int, *, careful: bool
-    ) -> tuple[Tensor, Tensor]:
+    def _add_up(self, request: Request, chunks: Sequence[Chunk], *, careful: bool) -> tuple[Tensor, Tensor]:
         """Return Σ_i weights[i]·update_i without late noise, and a number that is finite if all went well."""
-        work = partial(self._weighted, weights, broadcast, round, careful=careful)
+        work = partial(self._weighted, request, careful=careful)
         total = health = None
         for part, healthy in self._on_chunks(work, chunks):  # which hold until the next are made
             total = part.clone() if total is None else total + part
@@ -132,58 +173,61 @@ class StackedClients:
         assert health is not None
         return total, health
 
-    def _late_noise(
-        self, streams: Streams, kind: Chunk, weights: Mapping[int, float], broadcast: Tensor, round: int
-    ) -> Tensor:
-        purpose, place = "sum of noise", {"client": kind.clients[0], "round": round}
-        rng = (
-            streams.generator(purpose, **place)
-            if self._rng is None
-            else streams.seed_device(self._rng, purpose, **place)
-        )
-        return draw_sum(kind.law, kind.late_noise(weights), len(broadcast), rng).to(broadcast.dtype)
+    def _late_noise(self, streams: Streams, kind: Chunk, request: Request) -> Tensor:
+        """Draw the sum of the noise that clients of one kind add last, weighed as their uploads are."""
+        model = request.broadcast
+        rng = self._late_stream(streams, kind, request)
+        return draw_sum(kind.law, kind.late_noise(request.weights), model.shape[-1], rng).to(model.dtype)
 
-    def _weighted(
-        self,
-        weights: Mapping[int, float],
-        broadcast: Tensor,
-        round: int,
-        layers: Layered,
-        chunk: Chunk,
-        *,
-        careful: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum of a chunk's updates without the noise that is drawn for all, and its health."""
-        steps, table = self._steps(layers, chunk, careful), chunk.table(broadcast.dtype, weights)
+    def _late_noise_each(self, request: Request, kind: Chunk) -> Tensor:
+        """Draw the same noise apart, [k, d]: Gaussian noises of the clients' own that add up to the sum."""
+        model, sizes = request.broadcast, torch.as_tensor(kind.late_noise(dict.fromkeys(kind.clients, 1.0)))
+        rng, dim = self._late_stream(self.streams, kind, request), len(model)
+        if kind.law is not Gaussian:  # of which each is drawn anyway
+            drawn = draw_each(kind.law, len(kind.clients), dim, rng)
+            return (sizes.to(drawn)[:, None] * drawn).to(model)
+        total = draw_sum(kind.law, kind.late_noise(request.weights), dim, rng).double().cpu()
+        rngs = (own_stream(self.streams, "noise", client, request) for client in kind.clients)
+        own = sizes[:, None] * torch.stack([draw_each(kind.law, 1, dim, one)[0] for one in rngs])
+        weights = torch.tensor([request.weights[client] for client in kind.clients], dtype=torch.float64)
+        return adding_up_to(total, own, sizes, weights).to(model)
+
+    def _late_stream(self, streams: Streams, kind: Chunk, request: Request) -> Generator | torch.Generator:
+        purpose, name = "sum of noise", of_cohort(kind, request)
         if self._rng is None:
-            draws = OneStream(self.streams, self._pool, chunk, round, len(broadcast)) if chunk.draws else None
-            sampled = draws is not None and isinstance(chunk.order.batch, Poisson)
-            batch = draws.batch if draws is not None and sampled else self._always(chunk)
-            noise = _no_noise if draws is None else draws.noise
-            with self._randomness(chunk, round):
-                total = steps.weighted_sum(chunk.order, Columns.of(table), broadcast, batch, noise)
-                return total, _health(chunk, total)
-        return self._on_gpu(steps, chunk, table, broadcast, round)
+            return streams.secret.generator(purpose, **name)
+        return streams.secret.seed_device(self._rng, purpose, **name)
 
-    def _on_gpu(
-        self, steps: LocalSteps, chunk: Chunk, table: Tensor, broadcast: Tensor, round: int
-    ) -> tuple[Tensor, Tensor]:
+    def _weighted(self, request: Request, layers: Layered, chunk: Chunk, *, careful: bool) -> tuple[Tensor, Tensor]:
+        """Return the weighted sum of a chunk's updates without the noise that is drawn for all, and its health."""
+        broadcast = request.broadcast
+        steps, table = self._steps(layers, chunk, careful), chunk.table(broadcast.dtype, request.weights)
+        if self._rng is not None:
+            return self._on_gpu(steps, chunk, table, request)
+        draws = OneStream(self.streams, self._pool, chunk, request, len(broadcast)) if chunk.draws else None
+        batch = draws.batch if draws is not None and chunk.is_sampled else self._always(chunk)
+        noise = _no_noise if draws is None else draws.noise
+        with self._randomness(chunk, request):
+            total = steps.weighted_sum(chunk.order, Columns.of(table), broadcast, batch, noise)
+            return total, _health(chunk, total)
+
+    def _on_gpu(self, steps: LocalSteps, chunk: Chunk, table: Tensor, request: Request) -> tuple[Tensor, Tensor]:
         """Return the same; a batch that was cut is not healthy. What is short is recorded, and replayed later."""
         assert self._rng is not None
+        broadcast = request.broadcast
         whole, draws = Batch(slice(0, 0), None), None
         if chunk.draws:
-            self.streams.seed_device(self._rng, "chunk", client=chunk.clients[0], round=round)
-            draws = OnDevice(self._rng, self._pool, chunk, len(broadcast), roomy=steps.careful)
-        sampled = isinstance(chunk.order.batch, Poisson)
-        if not sampled:
+            draws = self._drawn_on_gpu(chunk, request, roomy=steps.careful)
+        if not chunk.is_sampled:
             whole = self._always(chunk)()
-        given = [draws.facts] if sampled and draws is not None else [one for one in whole if isinstance(one, Tensor)]
+        sampled = [draws.facts] if chunk.is_sampled and draws is not None else None
+        given = sampled or [one for one in whole if isinstance(one, Tensor)]
 
         def train(broadcast: Tensor, table: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
             rows = whole.rows if isinstance(whole.rows, slice) else given[0]
             fixed = Batch(rows, None if whole.real is None else given[-1])
             noise = _no_noise if draws is None else draws.noise
-            if draws is None or not sampled:
+            if draws is None or not chunk.is_sampled:
                 total = steps.weighted_sum(chunk.order, Columns.of(table), broadcast, lambda: fixed, noise)
                 return total, _health(chunk, total)
             draws.begin(given[0])
@@ -192,19 +236,35 @@ class StackedClients:
 
         size = len(chunk.clients) * self._cost(chunk, max(self._pool.sizes[client] for client in chunk.clients))
         if steps.careful or steps.layers.random or size > _GPU_GRAPH:
-            with self._randomness(chunk, round):
+            with self._randomness(chunk, request):
                 return train(*(one.to(broadcast.device) for one in (broadcast, table, *given)))
         fixed = (whole.rows.start, whole.rows.stop) if isinstance(whole.rows, slice) else None
         room = None if draws is None else (draws.room, draws.longest)
         return self._graphs.run((chunk.kind, fixed, room), train, self._rng, broadcast, table, *given)
 
-    def _updates(self, broadcast: Tensor, round: int, layers: Layered, chunk: Chunk, *, careful: bool) -> Tensor:
-        """Return the upload of each client [k, d]."""
-        draws = EachClient(self.streams, self._pool, chunk, round, len(broadcast))
-        batch = draws.batch if isinstance(chunk.order.batch, Poisson) else self._always(chunk)
-        steps, numbers = self._steps(layers, chunk, careful), Columns.of(chunk.table(broadcast.dtype).to(broadcast))
-        with self._randomness(chunk, round):
-            return steps.updates(chunk.order, numbers, broadcast, batch, draws.noise, late_noise=True)
+    def _drawn_on_gpu(self, chunk: Chunk, request: Request, *, roomy: bool) -> OnDevice:
+        assert self._rng is not None
+        self.streams.secret.seed_device(self._rng, "chunk", **of_cohort(chunk, request))
+        return OnDevice(self._rng, self._pool, chunk, len(request.broadcast), roomy=roomy)
+
+    def _updates(self, request: Request, layers: Layered, chunk: Chunk, *, careful: bool) -> Tensor:
+        """Return what each client's model has moved by [k, d], with its noise but for what a cohort draws at last."""
+        broadcast, draws = request.broadcast, self._draws(chunk, request)
+        batch = draws.batch if chunk.is_sampled else self._always(chunk)
+        steps, columns = self._steps(layers, chunk, careful), Columns.of(chunk.table(broadcast.dtype).to(broadcast))
+        late = self.drawn_by == "client" or not has_late_noise(chunk.order)
+        with self._randomness(chunk, request):
+            return steps.updates(chunk.order, columns, broadcast, batch, draws.noise, late_noise=late)
+
+    def _draws(self, chunk: Chunk, request: Request) -> Draws:
+        """Return who draws for clients that are looked at one by one: the same as where only their sum is formed."""
+        if self.drawn_by == "client":
+            return EachClient(self.streams, self._pool, chunk, request, len(request.broadcast))
+        if self._rng is None:
+            return OneStream(self.streams, self._pool, chunk, request, len(request.broadcast))
+        draws = self._drawn_on_gpu(chunk, request, roomy=True)
+        draws.begin(draws.facts.to(request.broadcast.device))
+        return draws
 
     def _steps(self, layers: Layered, chunk: Chunk, careful: bool) -> LocalSteps:
         moments = self._moments if self._by_moments(chunk) else None
@@ -218,12 +278,12 @@ class StackedClients:
             batch = self._pool.whole(chunk.clients)
         return lambda: batch
 
-    def _randomness(self, chunk: Chunk, round: int) -> AbstractContextManager[None]:
+    def _randomness(self, chunk: Chunk, request: Request) -> AbstractContextManager[None]:
         """Let random layers draw from a stream of the chunk's own, where the model has any."""
         assert self._layers is not None
         if not self._layers.random:
             return nullcontext()
-        rng = self.streams.generator("layers", client=chunk.clients[0], round=round)
+        rng = self.streams.secret.generator("layers", **of_cohort(chunk, request))
         return layer_randomness(rng, self._pool.device)
 
     def _on_chunks(self, work: Callable[[Layered, Chunk], T], chunks: Sequence[Chunk]) -> Iterator[T]:
@@ -239,60 +299,49 @@ class StackedClients:
         else:
             yield from (work(self._layers, piece) for piece in pieces)
 
-    def repeat(
-        self,
-        charged: Sequence[Mapping[int, Charged]],
-        weights: Sequence[Mapping[int, float]],
-        broadcasts: Tensor,
-        streams: Sequence[Streams],
-        round: int,
-    ) -> Tensor:
-        """Return the weighted sum of the uploads of several trainings that ask the same clients, [m, d].
+    def repeat(self, requests: Sequence[Request], streams: Sequence[Streams]) -> Tensor:
+        """Return the weighted sums of the uploads of several trainings that ask the same clients, [m, d].
 
-        charged, weights, broadcasts [m, d], streams: of each training. Where their orders are of one kind all train as
-        one cohort of m·k clients; else one training after the other.
+        requests, streams: of each training. Where their orders are of one kind all train as one cohort of m·k clients;
+        else one training after the other.
         """
+        first, times = requests[0], len(requests)
+        charged, weights = [one.charged for one in requests], [one.weights for one in requests]
         kinds = _once(by_kind, charged)
         alike = all(len(one) == 1 and one[0].kind == kinds[0][0].kind for one in kinds)
-        if self._layers is None or self._layers.random or not alike or len({tuple(one) for one in charged}) > 1:
-            return self._one_by_one(charged, weights, broadcasts, streams, round)
+        fits = self._layers is not None and not self._layers.random and self.drawn_by == "cohort"
+        if not fits or not alike or len({tuple(one) for one in charged}) > 1:
+            return self._in_turn(requests, streams)
+        assert self._layers is not None
+        broadcasts = torch.stack([one.broadcast for one in requests])
         total = torch.zeros_like(broadcasts)
-        for chunk in self._chunks(kinds[0], times=len(charged)):
+        for chunk in self._chunks(kinds[0], times=times):
             clients = chunk.clients
             members = _once(lambda one, its=clients: Chunk(its, [one[client] for client in its]), charged)
             whole = chunk.repeated(members)
             table = torch.stack(_once(lambda one, mine: one.table(broadcasts.dtype, mine), members, weights), dim=1)
-            numbers = Columns.of(table.flatten(0, 1).to(broadcasts))
-            draws = OneStream(streams[0], self._pool, whole, round, broadcasts.shape[1])
-            batch = draws.batch if isinstance(chunk.order.batch, Poisson) else self._always(whole)
+            columns = Columns.of(table.flatten(0, 1).to(broadcasts))
+            draws = OneStream(streams[0], self._pool, whole, first, broadcasts.shape[1])
+            batch = draws.batch if chunk.is_sampled else self._always(whole)
             starts = broadcasts.repeat(len(chunk.clients), 1)
             steps = self._steps(self._layers, chunk, False)
             with one_core() if self._rng is None and self._is_tiny([whole]) else nullcontext():
-                updates = steps.updates(chunk.order, numbers, starts, batch, draws.noise, late_noise=False)
-                total += (updates * numbers.weights).view(len(chunk.clients), len(charged), -1).sum(dim=0)
+                updates = steps.updates(chunk.order, columns, starts, batch, draws.noise, late_noise=False)
+                total += (updates * columns.weights).view(len(chunk.clients), times, -1).sum(dim=0)
         if not math.isfinite(_health(kinds[0][0], total)):
-            return self._one_by_one(charged, weights, broadcasts, streams, round)
+            return self._in_turn(requests, streams)
         if has_late_noise(kinds[0][0].order):
-            for i, (kind, mine, stream) in enumerate(zip(kinds, weights, streams, strict=True)):
-                total[i] += self._late_noise(stream, kind[0], mine, broadcasts[i], round)
+            for i, (kind, request, stream) in enumerate(zip(kinds, requests, streams, strict=True)):
+                total[i] += self._late_noise(stream, kind[0], request)
         return total
 
-    def _one_by_one(
-        self,
-        charged: Sequence[Mapping[int, Charged]],
-        weights: Sequence[Mapping[int, float]],
-        broadcasts: Tensor,
-        streams: Sequence[Streams],
-        round: int,
-    ) -> Tensor:
+    def _in_turn(self, requests: Sequence[Request], streams: Sequence[Streams]) -> Tensor:
         sums = []
-        for paid, mine, start, stream in zip(charged, weights, broadcasts, streams, strict=True):
-            uploads = self._with(stream).perform(paid, start, round, apart=self._layers is None)
-            sums.append(
-                uploads.weighted_sum(mine)
-                if isinstance(uploads, Together)
-                else torch.stack([mine[client] * update for client, update in uploads.items()]).sum(dim=0)
-            )
+        for request, stream in zip(requests, streams, strict=True):
+            uploads = self._with(stream).perform(request)
+            each = {} if isinstance(uploads, Summed) else uploads.by_client
+            total = uploads.total if isinstance(uploads, Summed) else torch.zeros_like(request.broadcast)
+            sums.append(sum((request.weights[client] * upload for client, upload in each.items()), total))
         return torch.stack(sums)
 
     def _with(self, streams: Streams) -> "StackedClients":

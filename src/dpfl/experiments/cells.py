@@ -59,7 +59,10 @@ class Cell:
     @property
     def together(self) -> bool:
         """Tell whether all repetitions are trained as one program."""
-        return not self.fresh_data and repeatable(self.config.system)
+        try:
+            return not self.fresh_data and repeatable(self.config.system)
+        except BadInput:  # which will be said where it is carried out
+            return False
 
     @property
     def course(self) -> tuple[str, int] | None:
@@ -179,7 +182,7 @@ def _tidy(device: str) -> None:
 
 
 def _history(run: Run) -> Record:
-    seen = [line for line in run.history if line["loss"] is not None or line["accuracy"] is not None]
+    seen = [dict(line) for line in run.history if line["loss"] is not None or line["accuracy"] is not None]
     keys = ("round", "loss", "accuracy", "local_steps")
     return {key: _shorts(line[key] for line in seen) for key in keys}
 

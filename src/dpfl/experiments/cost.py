@@ -44,7 +44,7 @@ def flops(cell: Cell) -> float:
     steps = getattr(system, "local_steps", None) or 1
     rate = getattr(system, "sampling_rate", None) or 1.0
     # Curvature, where a paper asks for it, is two gradients of all records in every round.
-    passes = rate * steps + (2 if "curvature" in system.questions else 0)
+    passes = rate * steps + (2 if "curvature" in system.needs else 0)
     trained = records * settings.share * passes * taking_part
     name = settings.model or default_model(settings.data, _DATA.get(settings.data, _DATA["mnist"])[2])
     return cell.repetitions * system.rounds * trained * _BOTH_WAYS * _forward(name, settings.data)
@@ -70,7 +70,7 @@ def _waiting(cell: Cell) -> float:
 def _forward(model: str, data: str) -> float:
     """Return the operations of one record, forward, counted by torch on shapes alone."""
     _, shape, classes = _DATA.get(data, _DATA["mnist"])
-    module = build(model, shape=shape, classes=classes, rng=Streams(0).generator("model")).module.to("meta")
+    module = build(model, shape=shape, classes=classes, rng=Streams(0).public.generator("model")).module.to("meta")
     with FlopCounterMode(display=False) as counter:
         module(torch.empty(1, *shape, device="meta"))
     return float(counter.get_total_flops())

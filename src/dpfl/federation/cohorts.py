@@ -1,6 +1,6 @@
 """Who takes part in a round: everyone, K at random, K in turn, or each client by its own coin.
 
-A rule is public plain data; randomness comes as an argument. `Schedule` joins a rule to a run's streams, so
+A rule is public plain data; randomness comes as an argument. `Schedule` joins a rule to a run's public root, so
 that the cohort of any round can be asked for at any time, and the rounds that each client will answer can be
 counted before the first one: noise has to be calibrated for the participation that really happens, not for
 its average.
@@ -16,7 +16,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpfl.errors import BadInput, require_count
-from dpfl.streams import Streams
+from dpfl.streams import Root
 
 
 class CohortRule(Hashable, Protocol):
@@ -101,15 +101,15 @@ class PoissonCohort:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A rule with the streams of one run: the cohort of every round, past or to come."""
+    """A rule with the public root of one run: the cohort of every round, past or to come."""
 
     rule: CohortRule
-    streams: Streams
+    root: Root  # the public one: a schedule is no secret
 
     def cohort(self, round: int) -> tuple[int, ...]:
         """Return the clients that take part in `round`, the same whenever it is asked."""
         require_count("round", round, "rounds count from 1")
-        return _drawn(self.rule, self.streams, round)
+        return _drawn(self.rule, self.root, round)
 
     def replies(self, first: int, last: int) -> NDArray[np.int64]:
         """Count for each client the rounds from `first` to `last`, both included, that it answers."""
@@ -120,8 +120,8 @@ class Schedule:
 
 
 @lru_cache(maxsize=4096)  # planning and calibration ask for the same cohorts again and again
-def _drawn(rule: CohortRule, streams: Streams, round: int) -> tuple[int, ...]:
-    return rule.draw(round, streams.generator("cohort", round=round))
+def _drawn(rule: CohortRule, root: Root, round: int) -> tuple[int, ...]:
+    return rule.draw(round, root.generator("cohort", round=round))
 
 
 def _require_clients(clients: int) -> None:

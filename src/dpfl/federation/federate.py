@@ -62,7 +62,7 @@ def federate(
     require_count("clients", clients, "give at least one")
     _require_fraction("validation_share", validation_share, zero="for no public data")
     _require_fraction("test_share", test_share)
-    streams = Streams(seed)
+    streams = Streams(seed).public
     dataset = as_dataset(data)
 
     pool, test = dataset.pool, dataset.test

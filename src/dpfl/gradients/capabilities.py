@@ -1,12 +1,18 @@
 """By which ways a model can be trained fast, as a few public records tell: an answer about private ones would leak."""
 
+import time
 from dataclasses import dataclass
 
+import torch
+
 from dpfl.federation import Records
-from dpfl.gradients.layered import Layered, layered
+from dpfl.gradients.layered import Layered, NotLayered, read_layers
+from dpfl.gradients.layers import KINDS
 from dpfl.gradients.least_squares import is_least_squares
 from dpfl.models import Model
 from dpfl.precision import products
+
+_ENOUGH = 8  # records that models are tried with
 
 
 @dataclass(frozen=True)
@@ -16,22 +22,68 @@ class Capabilities:
     layers: Layered | None  # the model as its layers; None where it has others than known ones
     least_squares: bool  # whether it is a linear regression
     vectorised: bool  # whether torch gives the gradients of many records at once; not asked where layers are known
+    why_not: str = ""  # by layers, in words
+    cost: float | None = None  # gradients of records, beside that of their batch, as measured where layers are unknown
 
     def __str__(self) -> str:
         if self.layers is not None:
-            return "from layers"
-        return "at once" if self.vectorised else "one by one"
+            return "records' gradients from layers"
+        return "records' gradients at once" if self.vectorised else "records' gradients one by one"
+
+    @property
+    def way_out(self) -> str:
+        """Say what would be faster."""
+        known = ", ".join(sorted({kind.__name__ for kind in KINDS}))
+        return f"build the model of {known} layers, each used once, or train it with fewer records or rounds"
 
     @staticmethod
-    def none(model: Model, public: Records) -> "Capabilities":
+    def none(model: Model, public: Records, why_not: str = "") -> "Capabilities":
         """Take no way but the reference client's."""
-        return Capabilities(None, False, model.vectorises(public.x, public.y))
+        vectorised = model.vectorises(public.x, public.y)
+        return Capabilities(None, False, vectorised, why_not, _cost(model, public, vectorised) if why_not else None)
 
 
 def capabilities_of(model: Model, public: Records) -> Capabilities:
-    """Find out with some public records."""
+    """Find out with some public records; where they are few, with some that look like them."""
+    public = _enough(public)
     with products("float32"):  # results are compared
-        layers = layered(model, public.x, public.y)
-        if layers is None:
-            return Capabilities.none(model, public)
+        try:
+            layers = read_layers(model, public.x, public.y)
+        except NotLayered as reason:
+            return Capabilities.none(model, public, str(reason))
         return Capabilities(layers, is_least_squares(model, public.x, public.y), True)
+
+
+def _enough(public: Records) -> Records:
+    """Fill public records up to as many as a model is tried with: the same numbers in another order are records too."""
+    if len(public) >= _ENOUGH:
+        return public
+    if len(public) == 0:  # their shape is public still
+        shape, count = public.x.shape[1:], _ENOUGH * public.x.shape[1:].numel()
+        waves = torch.sin(1.7 * torch.arange(count, dtype=public.x.dtype, device=public.x.device))
+        return Records(waves.view(_ENOUGH, *shape), public.y.new_zeros(_ENOUGH))
+    rows = torch.arange(_ENOUGH, device=public.x.device) % len(public)
+    x, y = public.x[rows].clone(), public.y[rows]
+    for row in range(len(public), _ENOUGH):
+        x[row] = x[row].flatten().roll(row).view_as(x[row])
+    return Records(x, y)
+
+
+def _cost(model: Model, public: Records, vectorised: bool) -> float:
+    """Return how many times as long the gradients of records take as that of their batch."""
+    here, few = model.weights(), public.take(torch.arange(min(4, len(public)), device=public.x.device))
+
+    def seconds(times: int, *, apart: bool) -> float:
+        taken = []
+        for _ in range(times):
+            started = time.perf_counter()
+            if apart:
+                model.record_gradients(here, few.x, few.y, vectorised=vectorised)
+            else:
+                model.gradient(here, few.x, few.y)
+            if few.x.is_cuda:
+                torch.cuda.synchronize()
+            taken.append(time.perf_counter() - started)
+        return min(taken)
+
+    return seconds(2, apart=True) / seconds(3, apart=False)

@@ -227,8 +227,20 @@ class Layered:
         }
 
 
+class NotLayered(Exception):
+    """Why a model cannot be trained by its layers, in words."""
+
+
 def layered(model: Model, x: Tensor, y: Tensor) -> Layered | None:
-    """Return the model as its layers, if a few public records show that it can be trained so; else None.
+    """Return the model as its layers, if a few public records show that it can be trained so; else None."""
+    try:
+        return read_layers(model, x, y)
+    except NotLayered:
+        return None
+
+
+def read_layers(model: Model, x: Tensor, y: Tensor) -> Layered:
+    """Return the model as its layers, if a few public records show that it can be trained so; raise NotLayered if not.
 
     That every parameter is that of a known layer is not enough: a weight may be used elsewhere too, a layer's output be
     changed in place, or a row be less than a record. So each layer must be used once, for one row a record that stays
@@ -238,11 +250,13 @@ def layered(model: Model, x: Tensor, y: Tensor) -> Layered | None:
     x, y = x[:8], y[:8]
     try:
         copied = Layered(model)
-    except Exception:  # what a module holds may be of any kind, and refuse to be copied in any way
-        return None
+    except Exception as problem:  # what a module holds may be of any kind, and refuse to be copied in any way
+        raise NotLayered(f"{model.name} cannot be copied") from problem
     names = {name for name, p in model.module.named_parameters(remove_duplicate=False) if p.requires_grad}
-    if copied.owned() != names or len(x) < 2:
-        return None
+    if copied.owned() != names:
+        raise NotLayered(f"{_owners(model.module, names - copied.owned())} not among the layers that are known")
+    if len(x) < 2:
+        raise NotLayered("there are fewer than two public records to try its layers with")
     here = model.weights()
     wave = torch.arange(len(here), dtype=here.dtype, device=here.device)
     here = here + 0.1 * torch.cos(wave)  # away from the start: a layer of zeros would hide what happens before it
@@ -254,17 +268,25 @@ def layered(model: Model, x: Tensor, y: Tensor) -> Layered | None:
         copied.random = not all(map(torch.equal, before, _random_states(x.device)))
         rows = {(len(one.kept), len(one.outputs), one.outputs._version - one.version) for one, _ in seen}
         if sorted(one.name for one, _ in seen) != sorted(copied.layers) or rows != {(len(x), len(x), 0)}:
-            return None
+            raise NotLayered(f"a layer of {model.name} does not see each record once, as one row")
         copied.measure(seen)
         model.module.train()
         for layer in (*copied.module.modules(), *model.module.modules()):
             if isinstance(layer, nn.modules.dropout._DropoutNd):
                 layer.eval()  # all else is compared as it is in training
         agree = _agrees(copied, [here], x, y) and _agrees(copied, [here, there], x, y)
-    except (RuntimeError, IndexError, KeyError, ValueError, TypeError, AttributeError, BadInput):
-        return None
+    except (RuntimeError, IndexError, KeyError, ValueError, TypeError, AttributeError, BadInput) as problem:
+        raise NotLayered(f"{model.name} cannot be run layer by layer") from problem
     copied.module.train()
-    return copied if agree else None
+    if not agree:
+        raise NotLayered(f"sums of gradients by the layers of {model.name} are not those of its records")
+    return copied
+
+
+def _owners(module: nn.Module, names: set[str]) -> str:
+    """Name the layers that own these parameters: "LSTM and Bilinear are"."""
+    owners = {type(module.get_submodule(name.rpartition(".")[0])).__name__ for name in names}
+    return f"{' and '.join(sorted(owners))} {'is' if len(owners) == 1 else 'are'}" if owners else "some parameter is"
 
 
 def _random_states(device: torch.device) -> list[Tensor]:

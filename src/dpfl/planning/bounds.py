@@ -58,9 +58,9 @@ class Planner:
 
 def begun(system: PrivateSystem[Any], facts: Facts) -> Any:
     """Return the state in which the system would begin, its noise chosen."""
-    problem = Problem(facts.sizes, facts.dim, Schedule(system.cohorts(len(facts.sizes)), facts.streams))
+    problem = Problem(facts.sizes, facts.dim, Schedule(system.cohorts(len(facts.sizes)), facts.streams.public))
     answers: dict[Question, dict[int, float]] = {"loss": dict.fromkeys(range(len(facts.sizes)), 0.0)}
-    return system.begin(problem, torch.zeros(1), Feedback(0.0, {}, answers))
+    return system.begin(problem, torch.zeros(1), Feedback(public_loss=0.0, answers=answers))
 
 
 def orders_of(system: PrivateSystem[Any], state: Any, round: int) -> dict[int, Order]:

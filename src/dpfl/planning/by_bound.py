@@ -92,7 +92,7 @@ def known_constants(task: Task, model: Model, given: Constants, needs: Sequence[
     if not set(needs) & set(given.missing):
         return given
     streams = Streams(task.config.settings.seed)
-    public = stand_in(task.federation, hold_out=0.0, rng=streams.generator("stand-in"))
+    public = stand_in(task.federation, hold_out=0.0, rng=streams.public.generator("stand-in"))
     order = next(iter(orders_of(task.system, begun(task.system, task.facts(model)), 1).values()))
     found = estimate(model, public.clients, clip=order.clip, streams=streams, source=public.source)
     known = {name: entry for name, entry in given.to_dict().items() if name != "source"}

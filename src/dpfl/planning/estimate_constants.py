@@ -118,7 +118,7 @@ class _Probe:
     def __init__(self, model: Model, clients: Sequence[Records], clip: Clip, streams: Streams) -> None:
         module = copy.deepcopy(model.module).cpu().double()
         self.model = Model(module, model.loss, classify=model.classify, ridge=model.ridge, name=model.name)
-        self.clip, self.rng = clip, streams.generator("probe")
+        self.clip, self.rng = clip, streams.public.generator("probe")
         self.thrift = 3 if self.model.dim > _LARGE_MODEL else 1
         # A few clients, and of each the same part of its records, so that their weights stay as they are.
         some = list(clients)[:: max(1, math.ceil(len(clients) / _CLIENTS))]
@@ -234,7 +234,7 @@ def _curvatures(probe: _Probe, at: Tensor, streams: Streams) -> tuple[float, flo
     """
     dim = len(at)
     count = dim if dim <= _COMPLETE else _LANCZOS // probe.thrift
-    direction = torch.from_numpy(streams.generator("probe", round=1).standard_gamma(1.0, dim) - 1.0)
+    direction = torch.from_numpy(streams.public.generator("probe", round=1).standard_gamma(1.0, dim) - 1.0)
     basis, diagonal, beside = [direction / direction.norm()], [], []
     here, length = probe.field(at), 0.0
     for _ in range(count):

@@ -12,24 +12,27 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from dpfl.clients.stacked import StackedClients
+from dpfl.clients.uploads import Engine, Request, Uploads
 from dpfl.errors import BadInput, require_positive, suggestion
-from dpfl.federation import Records, Schedule
+from dpfl.federation import Records
 from dpfl.gradients.capabilities import capabilities_of
-from dpfl.orders import Gaussian, Laplace, Order, Poisson, Question, RecordClip
-from dpfl.planning.bounds import Facts, orders_of
+from dpfl.orders import Gaussian, Laplace, Need, Order, Poisson, Question, RecordClip
+from dpfl.planning.bounds import Facts, begun, orders_of
 from dpfl.planning.public_proxy import StandIn, stand_in
 from dpfl.planning.search import ladder
 from dpfl.planning.task import Task
 from dpfl.privacy.ledger import Ledger
-from dpfl.round import play
-from dpfl.server.evaluation import evaluate
+from dpfl.round import walk
+from dpfl.server.evaluation import PublicSplit, evaluate
+from dpfl.session import Session, problem_of
 from dpfl.streams import Streams, layer_randomness
-from dpfl.systems import Feedback, PrivateSystem, Problem, System
+from dpfl.systems import PrivateSystem
 
 OnTrial = Callable[[str], None]  # told before each trial what it is
 
@@ -173,14 +176,14 @@ class Stage:
         self.task, self.on_trial = task, on_trial
         self.began, self.time_limit = time.perf_counter(), time_limit
         self.public = stand_in(
-            task.federation, hold_out=0.5, rng=Streams(task.config.settings.seed).generator("stand-in")
+            task.federation, hold_out=0.5, rng=Streams(task.config.settings.seed).public.generator("stand-in")
         )
         self.trials: dict[tuple[tuple[str, Any], ...], Trials] = {}
         self.untried: set[tuple[tuple[str, Any], ...]] = set()
         self.pace = 0.0  # seconds for one client's step, as measured
         model = task.model()
         few = self.public.held_out.take(torch.arange(min(8, len(self.public.held_out))))
-        with layer_randomness(Streams(0).generator("probe"), torch.device("cpu")):
+        with layer_randomness(Streams(0).public.generator("probe"), torch.device("cpu")):
             self.capabilities = capabilities_of(model, few)
 
     def ranked(self) -> list[Trials]:
@@ -231,26 +234,21 @@ class Stage:
 
 def trial(stage: Stage, system: PrivateSystem[Any], seed: int) -> float:
     """Train on the public records with the real problem's noise; return the loss on those held out."""
-    streams = Streams(seed)
+    streams, held_out = Streams(seed), stage.public.held_out
     model = replace_seed(stage.task, seed).model()
     facts = stage.task.facts(model)
-    problem = Problem(facts.sizes, model.dim, Schedule(system.cohorts(stage.task.clients), streams))
-    looked_at = stage.public.held_out
-    first = evaluate(model, model.weights(), looked_at)
-    assert first is not None
-    start = Feedback(first.loss, {}, {"loss": dict.fromkeys(range(len(facts.sizes)), first.loss)})
-    state = system.begin(problem, model.weights(), start)
-    sampled = any(isinstance(order.batch, Poisson) for order in orders_of(system, state, 1).values())
+    sampled = any(isinstance(order.batch, Poisson) for order in orders_of(system, begun(system, facts), 1).values())
     records = _records(stage.public, facts, streams, sampled=sampled)
-    clients = StackedClients(model, records, streams, capabilities=stage.capabilities)
-    rehearsal = cast(System[Any], _OnPublicRecords(system, clients, facts))
-    ledger = Ledger(None, [len(one) for one in records], system="pilot")  # public records: nothing is promised of them
-    watched = looked_at if getattr(system, "discount", None) is not None else looked_at.take(torch.arange(0))
-    while state.round < state.rounds:
-        state, _ = play(
-            rehearsal, state, ledger=ledger, clients=clients, model=model, validation=watched, streams=streams
-        )
-    score = evaluate(model, state.model, looked_at)
+    trained = StackedClients(model, records, streams, capabilities=stage.capabilities)
+    session = Session(
+        system, problem_of(system, facts.sizes, model.dim, streams), model, PublicClients(trained, facts.sizes),
+        Ledger(None, facts.sizes, system="pilot"),  # public records: nothing is promised of them
+        streams, PublicSplit(model, held_out),
+    )  # fmt: skip
+    state = session.begin()
+    for reached, _ in walk(session, state):
+        state = reached
+    score = evaluate(model, state.model, held_out)
     assert score is not None
     return score.loss if math.isfinite(score.loss) else math.inf
 
@@ -268,41 +266,49 @@ def _records(public: StandIn, facts: Facts, streams: Streams, *, sampled: bool) 
     drawn = []
     for client, size in enumerate(facts.sizes):
         piece = pieces[client % len(pieces)]
-        rows = streams.generator("stand-in", client=client).integers(len(piece), size=size)
+        rows = streams.public.generator("stand-in", client=client).integers(len(piece), size=size)
         drawn.append(piece.take(torch.from_numpy(rows)))
     return tuple(drawn)
 
 
-class _OnPublicRecords:
-    """A system whose clients hold public records, with the noise scaled so that the model gets what it would get.
+class PublicClients:
+    """Clients that hold public records, with the noise scaled so that the model gets what it would get.
 
     Noise on the sum of n_i records' gradients is divided by n_i afterwards; where a stand-in holds m_i, the noise on
     its sum is m_i/n_i of that.
     """
 
-    def __init__(self, system: PrivateSystem[Any], clients: StackedClients, facts: Facts) -> None:
-        self.system, self.clients, self.facts = system, clients, facts
-        self.questions: tuple[Question, ...] = ()  # no ledger has to agree to what is asked of public records
-        self.reads_uploads = system.reads_uploads or "curvature" in system.questions
-        self.before = torch.zeros(0)
+    def __init__(self, clients: StackedClients, sizes: Sequence[int]) -> None:
+        """Take the clients that hold public records, and how many records the real ones hold."""
+        self.clients, self.sizes = clients, sizes
+        self._held = [len(records) for records in clients.records]
+        self._ledger = Ledger(None, self._held, system="pilot")
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.system, name)
+    @property
+    def serves(self) -> frozenset[Need]:
+        """Serve what those clients serve."""
+        return self.clients.serves
 
-    def orders(self, state: Any) -> dict[int, Order]:
-        """Return the system's orders, for clients of other sizes."""
-        self.before = state.model
-        return {client: self._scaled(client, order) for client, order in self.system.orders(state).items()}
+    @property
+    def engine(self) -> Engine:
+        """Return how they train."""
+        return self.clients.engine
+
+    def perform(self, request: Request) -> Uploads:
+        """Perform the same orders for clients of other sizes."""
+        orders = {client: self._scaled(client, paid.order) for client, paid in request.charged.items()}
+        return self.clients.perform(replace(request, charged=self._ledger.charge(orders)))
+
+    def answer(
+        self, questions: Sequence[Question], before: Tensor, uploads: Uploads, after: Tensor
+    ) -> dict[Question, dict[int, float]]:
+        """Answer from public records."""
+        return self.clients.answer(questions, before, uploads, after)
 
     def _scaled(self, client: int, order: Order) -> Order:
         if order.noise is None or order.noise_on == "upload" or not isinstance(order.clip, RecordClip):
             return order
-        part = len(self.clients.records[client]) / self.facts.sizes[client]
+        part = self._held[client] / self.sizes[client]
         if isinstance(order.noise, Gaussian):
             return replace(order, noise=Gaussian(part * order.noise.std))
         return replace(order, noise=Laplace(part * order.noise.scale))
-
-    def adapt(self, state: Any, feedback: Feedback) -> Any:
-        """Let the system adapt, its questions answered on public records."""
-        asked = self.clients.answer(self.system.questions, self.before, feedback.uploads, state.model)
-        return self.system.adapt(state, replace(feedback, answers=asked))

@@ -95,7 +95,7 @@ class Task:
             return Model(module, own.loss, classify=own.classify, ridge=own.ridge, name=own.name)
         settings = self.config.settings
         name = settings.model or default_model(self.federation.name, self.federation.classes)
-        rng = Streams(settings.seed).generator("model")
+        rng = Streams(settings.seed).public.generator("model")
         return build(name, shape=self.federation.shape, classes=self.federation.classes, rng=rng)
 
     def facts(self, model: Model) -> Facts:

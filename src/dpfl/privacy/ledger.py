@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.orders import Gaussian, Neighbours, Order, Poisson, Unit, sensitivity
 from dpfl.privacy.accounting import Mechanism
-from dpfl.privacy.books import Books, Release
+from dpfl.privacy.books import BookedRun, Books, Release
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.filters import CountFilter, Filter, OverheardFilter, PlainFilter, RenyiFilter, Unlimited
 from dpfl.privacy.gaussian_dp import epsilon_of, mu_of
@@ -41,7 +41,7 @@ class Ledger:
         seeded: bool = False,
         versions: Mapping[str, str] | None = None,
     ) -> None:
-        """Begin a run in the books (in memory, where none are given).
+        """Take the books of a run (in memory, where none are given).
 
         promise: None is a training without privacy, where uploads are noted and nothing is promised.
         system, config, seeded, versions: what the certificate will say about the run.
@@ -54,14 +54,16 @@ class Ledger:
         self._read_grants()
         if self._lifetime and promise is not None and promise.calibration == "tight":
             _require_left(self._lifetime, promise, self._worth, self.books)
-        plain = None if promise is None else promise.to_plain()
-        self.run = self.books.open_run(
-            {"promise": plain, "sizes": list(self.sizes), "system": system, "config": config, "seeded": seeded,
-             "versions": dict(versions or {})}
-        )  # fmt: skip
+        self._facts = {"system": system, "config": config, "seeded": seeded, "versions": dict(versions or {})}
         self._round = 0
         self._charges: dict[int, int] = {}  # the numbers of the last round's
         self._number_of = lru_cache(maxsize=4096)(self.books.add_release)
+
+    @cached_property
+    def run(self) -> BookedRun:
+        """Return the run in the books, which begins when it is first asked for."""
+        plain = None if self.promise is None else self.promise.to_plain()
+        return self.books.open_run({"promise": plain, "sizes": list(self.sizes)} | self._facts)
 
     def charge(self, orders: Mapping[int, Order]) -> dict[int, Charged]:
         """Charge each client for its order and return the orders that are paid; a client that cannot pay is left out.

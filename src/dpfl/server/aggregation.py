@@ -1,21 +1,21 @@
-"""Aggregation: the weighted sum of updates moves the model."""
+"""Aggregation: the weighted sum of uploads."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from dpfl.clients.uploads import Summed, Uploads
 
-def aggregate(model: Tensor, uploads: Mapping[int, Tensor], weights: Mapping[int, float]) -> Tensor:
-    """Return the model [d] moved by Σ_i weights[i]·uploads[i].
+
+def aggregate(model: Tensor, uploads: Uploads, weights: Mapping[int, float]) -> Tensor:
+    """Return Σ_i weights[i]·upload_i, by which a round moves the model [d]; zeros where nobody uploaded.
 
     Clients are added up in the order of their numbers, so that no bit of the result depends on who answered first.
     """
-    weighted_sum = getattr(uploads, "weighted_sum", None)
-    if weighted_sum is not None:  # they are never seen one by one
-        together: Tensor = weighted_sum(weights)
-        return model + together
-    moved = model
-    for client in sorted(uploads):
-        moved = torch.add(moved, uploads[client], alpha=weights[client])
-    return moved
+    if isinstance(uploads, Summed):
+        return uploads.total
+    total = torch.zeros_like(model)
+    for client in sorted(uploads.by_client):
+        total = torch.add(total, uploads.by_client[client], alpha=weights[client])
+    return total

@@ -13,7 +13,7 @@ from dpfl.systems.fedsgd_dpc import FedSGDDPC
 from dpfl.systems.lei import Lei
 from dpfl.systems.nbafl import NbAFL
 from dpfl.systems.pe_dpfl import PEDPFL
-from dpfl.systems.system import Feedback, PrivateSystem, Problem, S, State, System
+from dpfl.systems.system import Feedback, PrivateSystem, Problem, S, State, System, questions_in
 from dpfl.systems.udp import UDP
 
 SYSTEMS: dict[str, type[System[Any]]] = {
@@ -26,4 +26,5 @@ SYSTEMS: dict[str, type[System[Any]]] = {
 __all__ = [
     "ALIDPFL", "PEDPFL", "SYSTEMS", "UDP", "AdapDPFL", "DPFedAvg", "DPSGDFedAvg", "FedAvg", "FedProx", "FedSGD",
     "FedSGDDPC", "Feedback", "Lei", "NbAFL", "PrivateSystem", "Problem", "S", "State", "System",
+    "questions_in",
 ]  # fmt: skip

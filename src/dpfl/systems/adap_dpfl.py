@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dpfl.errors import BadInput, require_count, require_positive
-from dpfl.orders import Order, Poisson
+from dpfl.orders import Need, Order, Poisson
 from dpfl.privacy.budget import Promise
 from dpfl.privacy.calibration import adaptive_noise_multipliers
 from dpfl.systems.dpsgd import dpsgd_order
@@ -40,7 +40,6 @@ class AdapDPFL(PrivateSystem[AdapState]):
     """E steps of DP-SGD at every client of the cohort, averaged by the number of records."""
 
     name: ClassVar[str] = "adap-dpfl"
-    reads_uploads: ClassVar[bool] = True  # thresholds follow the length of each upload
     until_spent: ClassVar[bool] = True
     rounds: int = 60
     local_steps: int = 1
@@ -92,14 +91,9 @@ class AdapDPFL(PrivateSystem[AdapState]):
         }  # fmt: skip
 
     @property
-    def watches_training(self) -> bool:
-        """Tell that thresholds and noise follow the training."""
-        return True
-
-    @property
-    def watches_loss(self) -> bool:
-        """Tell that the noise follows the loss."""
-        return True
+    def needs(self) -> frozenset[Need]:
+        """Return each upload, whose length thresholds follow, and the loss on public data, which the noise follows."""
+        return frozenset({"uploads", "public loss"})
 
     def adapt(self, state: AdapState, feedback: Feedback) -> AdapState:
         """Choose the thresholds anew, and lower the noise where the loss has been falling."""
@@ -125,9 +119,9 @@ class AdapDPFL(PrivateSystem[AdapState]):
         return min(max(wanted, self.clip / 10), 10 * self.clip)
 
     def _watched(self, feedback: Feedback) -> float:
-        if feedback.validation_loss is None:
+        if feedback.public_loss is None:
             raise BadInput(
                 "validation_share must be above 0 for adap-dpfl, was 0: it watches the loss, and on clients' data that"
                 " would be an uncounted release; hold some public data back"
             )
-        return feedback.validation_loss
+        return feedback.public_loss

@@ -3,7 +3,7 @@
 Two things are short: communication rounds (R_s, here `rounds`) and local steps, of which the budget allows R_c. Where
 rounds are plenty (R_s ≥ R_c) one step a round is best; otherwise τ* (equation 9) is computed after every round. It
 needs the curvature μ of the loss. The paper takes it from exact local gradients, an uncounted release; in tight
-calibration it comes from the noised models: the mean gradient of a round is (before − after)/(ητ), and μ is by how much
+calibration it comes from the noised uploads: the mean gradient of a round is −their sum/(ητ), and μ is by how much
 it changed from the last round to this one, over the way between the two models.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpfl.errors import require_count, require_not_negative, require_positive
-from dpfl.orders import Order, Poisson, Question
+from dpfl.orders import Need, Order, Poisson
 from dpfl.privacy.budget import Promise
 from dpfl.systems.dpsgd import affordable_steps, dpsgd_order
 from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, require_all_clients
@@ -74,12 +74,16 @@ class ALIDPFL(PrivateSystem[ALIState]):
         require_not_negative("heterogeneity", self.heterogeneity, "use 0 for clients that are alike")
 
     @property
-    def questions(self) -> tuple[Question, ...]:
-        """Ask for the curvature on clients' data, as the paper does where τ depends on it: where rounds are short."""
+    def needs(self) -> frozenset[Need]:
+        """Return how the model moves, which τ follows, and the curvature on clients' data where the paper asks for it.
+
+        It does so where τ depends on it: where rounds are short.
+        """
         if self.calibration == "tight":
-            return ()
+            return frozenset({"model"})
         apart = [len(value) for value in (self.epsilon, self.delta) if isinstance(value, tuple)]
-        return ("curvature",) if self.rounds < max(self._affordable(max(apart, default=1))) else ()
+        short = self.rounds < max(self._affordable(max(apart, default=1)))
+        return frozenset({"model", "curvature"} if short else {"model"})
 
     def promise(self, sizes: Sequence[int]) -> Promise:
         """Promise (ε_i, δ_i) for a record added or removed, against the server."""
@@ -103,20 +107,16 @@ class ALIDPFL(PrivateSystem[ALIState]):
         """Order τ steps of DP-SGD, or as many as the client can still pay for."""
         return {client: self._order(min(state.steps, left)) for client, left in enumerate(state.left) if left > 0}
 
-    @property
-    def watches_training(self) -> bool:
-        """Tell that τ follows the model."""
-        return True
-
     def adapt(self, state: ALIState, feedback: Feedback) -> ALIState:
         """Choose τ for the next round; end where nobody can pay for another step."""
-        used = {client: min(state.steps, left) for client, left in enumerate(state.left) if client in feedback.uploads}
+        used = {client: min(state.steps, left) for client, left in enumerate(state.left) if client in feedback.answered}
         left = tuple(count - used.get(client, 0) for client, count in enumerate(state.left))
         if max(left) == 0:
             return replace(state, left=left, rounds=state.round)
         if self.rounds >= state.total_steps:  # τ stays 1
             return replace(state, left=left)
-        gradient = (state.before - state.model) / (self.lr * state.steps)
+        assert feedback.total is not None
+        gradient = -feedback.total / (self.lr * state.steps)  # whatever the server makes of the sum
         curvature = self._curvature(state, gradient, feedback)
         moved = float(torch.linalg.vector_norm(state.model - state.before))
         state = replace(state, left=left, before=state.model, gradient=gradient, moved=moved)

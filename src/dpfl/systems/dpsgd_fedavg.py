@@ -5,7 +5,6 @@ calibration both follow ALI-DPFL's Rényi formula over integer orders. What the 
 nothing more: it may give its steps momentum, and end with the mean of the last models instead of the last one.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -24,13 +23,10 @@ from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, planned
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGDState(State):
-    """The state, each client's noise, the steps that it can still pay for, and what the server remembers of models."""
+    """The state, each client's noise, and the steps that it can still pay for."""
 
     noise_multipliers: tuple[float, ...]
     left: tuple[int, ...]
-    before: Tensor  # the model that the last round began with
-    velocity: Tensor
-    mean: Tensor  # of the models that count for the average
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +39,6 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
     lr: float = 2.0
     sampling_rate: float = 0.5  # q
     noise_multiplier: float | None = None  # σ, in units of the clip; None: the least at which all rounds fit
-    server_momentum: float = 0.0  # how much of a round's step is taken again in the next
-    averaged: float = 0.0  # the last part of the rounds whose models are averaged for the result; 0: the last alone
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,20 +46,12 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
         Poisson(self.sampling_rate)
         if self.noise_multiplier is not None:
             require_positive("noise_multiplier", self.noise_multiplier, "leave it out for the least that fits")
-        for field, value in (("server_momentum", self.server_momentum), ("averaged", self.averaged)):
-            if not 0 <= value < 1:
-                raise BadInput(f"{field} must be at least 0 and below 1, was {value!r}; use 0 for none")
-
-    @property
-    def remembers_models(self) -> bool:
-        """Tell whether the server makes more of the models than their sum."""
-        return self.server_momentum > 0 or self.averaged > 0
 
     @property
     def course(self) -> "tuple[DPSGDFedAvg, int] | None":
         """Return the same with another budget, where noise is given: then all clients stop at once, sooner or later."""
         apart = self.cohort is not None or isinstance(self.epsilon, tuple) or isinstance(self.delta, tuple)
-        if self.noise_multiplier is None or self.remembers_models or apart:
+        if self.noise_multiplier is None or self.averaged or apart:
             return None
         (paid,) = affordable_steps(self._order(self.noise_multiplier), self.budgets(1), self.calibration)
         if paid < self.local_steps:
@@ -83,11 +69,7 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
         """Choose the noise for the rounds, or the rounds for the noise."""
         granted, clients = self.budgets(len(problem.sizes)), len(problem.sizes)
         needed = [self.local_steps * count for count in planned_replies(problem, 1, self.rounds)]
-        still = model.new_zeros(model.shape)
-        state = DPSGDState(
-            problem=problem, model=model, rounds=self.rounds, noise_multipliers=(), left=tuple(needed), before=model,
-            velocity=still, mean=still,
-        )  # fmt: skip
+        state = DPSGDState(problem=problem, model=model, rounds=self.rounds, noise_multipliers=(), left=tuple(needed))
         if self.noise_multiplier is None:
             multipliers = noise_multipliers(
                 "gaussian", needed, granted, sampling_rate=self.sampling_rate,
@@ -124,17 +106,9 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
         }
 
     def adapt(self, state: DPSGDState, feedback: Feedback) -> DPSGDState:
-        """Take off what was spent, and move the model by what the server remembers."""
-        used = dict.fromkeys(feedback.uploads, self.local_steps)
-        state = replace(state, left=tuple(left - used.get(client, 0) for client, left in enumerate(state.left)))
-        if not self.remembers_models:
-            return state
-        velocity = self.server_momentum * state.velocity + (state.model - state.before)
-        model = state.before + velocity
-        counted = state.round - math.floor((1 - self.averaged) * state.rounds)  # models that are averaged so far
-        mean = state.mean + (model - state.mean) / counted if counted > 0 else state.mean
-        last = state.round == state.rounds and self.averaged > 0
-        return replace(state, model=mean if last else model, before=model, velocity=velocity, mean=mean)
+        """Take off what was spent."""
+        used = dict.fromkeys(feedback.answered, self.local_steps)
+        return replace(state, left=tuple(left - used.get(client, 0) for client, left in enumerate(state.left)))
 
     def _order(self, noise_multiplier: float) -> Order:
         return dpsgd_order(

@@ -66,7 +66,7 @@ class Lei(PrivateSystem[LeiState]):
 
     def adapt(self, state: LeiState, feedback: Feedback) -> LeiState:
         """Count the replies."""
-        given = tuple(count + (client in feedback.uploads) for client, count in enumerate(state.given))
+        given = tuple(count + (client in feedback.answered) for client, count in enumerate(state.given))
         return replace(state, given=given)
 
     def _noise(self, state: LeiState, client: int) -> Gaussian:

@@ -6,19 +6,23 @@ here; a system's own file holds what is special about it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Generic, Literal, TypeVar, cast
 
 from torch import Tensor
 
-from dpfl.errors import BadInput, require_count, require_positive
+from dpfl.errors import BadInput, require_count, require_fraction, require_positive
 from dpfl.federation import CohortRule, Everyone, PoissonCohort, RandomK, RoundRobin, Schedule
 from dpfl.options import fit_fields
-from dpfl.orders import UNPAID, Full, Gaussian, Order, Poisson, Question
+from dpfl.orders import UNPAID, Full, Gaussian, Need, Order, Poisson, Question
 from dpfl.privacy.accounting import NoiseLaw
 from dpfl.privacy.budget import Budget, Calibration, Promise, budgets, require_budgets
+from dpfl.server.optimiser import Kind, Memory, ServerOptimiser
+
+# An option that came after the first results were kept: at its default it changes none of them.
+ADDED = {"added": "0.2"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class State:
     model: Tensor  # [d], as broadcast
     rounds: int  # how many rounds are planned now; a controller may change it
     round: int = 0  # how many are done
+    server: Memory | None = None  # what the server's optimiser remembers
+    spent: frozenset[int] = frozenset()  # clients whose budgets could not pay when they were last asked
 
     @property
     def cohort(self) -> tuple[int, ...]:
@@ -57,8 +63,10 @@ S = TypeVar("S", bound=State)
 class Feedback:
     """What the server learned in a round (or before the first): nothing private but the answers."""
 
-    validation_loss: float | None = None  # None where there is no public data
-    uploads: Mapping[int, Tensor] = field(default_factory=dict)  # as they came; who answered, where only summed up
+    answered: Collection[int] = ()  # who uploaded
+    total: Tensor | None = None  # [d], the weighted sum of uploads with all noise on it; None before the first round
+    public_loss: float | None = None  # None where there is no public data, or the system does not need it
+    uploads: Mapping[int, Tensor] = field(default_factory=dict)  # one by one, for a system that needs them
     answers: Mapping[Question, Mapping[int, float]] = field(default_factory=dict)  # to what the system asked
 
 
@@ -71,11 +79,22 @@ class System(ABC, Generic[S]):
 
     name: ClassVar[str]
     until_spent: ClassVar[bool] = False  # whether it trains until no budget is left, as its natural end
-    reads_uploads: ClassVar[bool] = False  # whether it looks at uploads one by one, and not only at their sum
     rounds: int
     lr: float | None
     cohort: int | None = None  # clients a round; None for all of them
     scheduling: Literal["random", "round-robin", "poisson"] = "random"  # K at random, in turn, or K on average
+    server_optimiser: Kind = field(
+        default="sgd", metadata=ADDED
+    )  # what the server makes of the sum of uploads: post-processing
+    server_lr: float | None = field(default=None, metadata=ADDED)  # η of that; None: 1 for sgd, 0.01 for the others
+    server_momentum: float = field(
+        default=0.0, metadata=ADDED
+    )  # β₁: how much of a round's step is taken again in the next
+    server_second_momentum: float = field(default=0.99, metadata=ADDED)  # β₂ of adam and yogi
+    server_adaptivity: float = field(default=1e-3, metadata=ADDED)  # τ of adam and yogi
+    averaged: float = field(
+        default=0.0, metadata=ADDED
+    )  # the last part of the rounds whose models are averaged; 0: the last model alone
 
     def __post_init__(self) -> None:
         """Check the options; a system that adds some checks them too."""
@@ -85,6 +104,11 @@ class System(ABC, Generic[S]):
             require_positive("lr", self.lr, "try 0.1")
         if self.cohort is not None:
             require_count("cohort", self.cohort, "leave it out for all clients")
+        if self.server_lr is not None:
+            require_positive("server_lr", self.server_lr, "leave it out for the usual one")
+        require_positive("server_adaptivity", self.server_adaptivity, "try 1e-3")
+        for name in ("server_momentum", "server_second_momentum", "averaged"):
+            require_fraction(name, getattr(self, name), "use 0 for none")
 
     @abstractmethod
     def orders(self, state: S) -> dict[int, Order]:
@@ -95,19 +119,17 @@ class System(ABC, Generic[S]):
         return None
 
     @property
-    def watches_training(self) -> bool:
-        """Tell whether what is ordered depends on how the training goes: it does not, for most systems."""
-        return False
+    def needs(self) -> frozenset[Need]:
+        """Return what `begin` and `adapt` look at: nothing that depends on how the training goes, for most systems."""
+        return frozenset()
 
     @property
-    def watches_loss(self) -> bool:
-        """Tell whether `adapt` looks at the loss on public data: it does not, for most systems."""
-        return False
-
-    @property
-    def remembers_models(self) -> bool:
-        """Tell whether `adapt` changes the model itself, by those before it: it does not, for most systems."""
-        return False
+    def optimiser(self) -> ServerOptimiser:
+        """Return what the server makes of the sum of uploads."""
+        return ServerOptimiser(
+            kind=self.server_optimiser, lr=self.server_lr, momentum=self.server_momentum,
+            second_momentum=self.server_second_momentum, adaptivity=self.server_adaptivity, averaged=self.averaged,
+        )  # fmt: skip
 
     @property
     def course(self) -> "tuple[System[S], int] | None":
@@ -117,11 +139,6 @@ class System(ABC, Generic[S]):
         decide how long each may go on. None where a round depends on how many there will be, as noise mostly does.
         """
         return None
-
-    @property
-    def questions(self) -> tuple[Question, ...]:
-        """Return what clients are asked for without noise, which only a paper's own calibration may do."""
-        return ()
 
     def cohorts(self, clients: int) -> CohortRule:
         """Return the rule by which clients are chosen: all of them, or K in the way that `scheduling` says."""
@@ -183,7 +200,12 @@ class PrivateSystem(System[S]):
     @property
     def uncounted(self) -> tuple[str, ...]:
         """Return in words what leaves clients without noise."""
-        return tuple(UNPAID[question] for question in self.questions)
+        return tuple(UNPAID[question] for question in questions_in(self.needs))
+
+
+def questions_in(needs: Collection[Need]) -> tuple[Question, ...]:
+    """Return what clients have to be asked for without noise, which only a paper's own calibration may do."""
+    return tuple(question for question in UNPAID if question in needs)
 
 
 def batch_of(sampling_rate: float | None) -> Full | Poisson:

@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from dpfl.errors import BadInput, require_not_negative
-from dpfl.orders import Gaussian, Order, Question, RecordClip, sensitivity
+from dpfl.orders import Gaussian, Need, Order, RecordClip, sensitivity
 from dpfl.privacy.budget import Promise
 from dpfl.privacy.calibration import gaussian_noise_stds
 from dpfl.privacy.paper_formulas import udp_cautions, udp_noise_std, udp_recomputed_noise_std
@@ -52,9 +52,11 @@ class UDP(PrivateSystem[UDPState]):
             )
 
     @property
-    def questions(self) -> tuple[Question, ...]:
-        """Ask for the loss on clients' data where the paper's CRD watches it."""
-        return ("loss",) if self.discount is not None and self.calibration == "paper" else ()
+    def needs(self) -> frozenset[Need]:
+        """Return the loss that CRD watches: on clients' data in the paper, on public data in tight calibration."""
+        if self.discount is None:
+            return frozenset()
+        return frozenset({"loss"} if self.calibration == "paper" else {"public loss"})
 
     def promise(self, sizes: Sequence[int]) -> Promise:
         """Promise (ε_i, δ_i) for a record, against the server."""
@@ -80,22 +82,12 @@ class UDP(PrivateSystem[UDPState]):
         """Order one clipped step, with each client's own noise on the upload."""
         return {client: self._order(Gaussian(state.noise_stds[client])) for client in state.cohort}
 
-    @property
-    def watches_training(self) -> bool:
-        """Tell that CRD does, where it is on."""
-        return self.discount is not None
-
-    @property
-    def watches_loss(self) -> bool:
-        """Tell that CRD does, where clients are not asked for theirs."""
-        return self.discount is not None and self.calibration == "tight"
-
     def adapt(self, state: UDPState, feedback: Feedback) -> UDPState:
         """Discount the rounds where the loss fell by less than ζ, and share each budget's rest among those left."""
         if self.discount is None:
             return state
         # The paper's sum runs over all rounds, its factor q stands for chance; a true one over those answered.
-        counted = range(len(state.noise_stds)) if self.calibration == "paper" else feedback.uploads
+        counted = range(len(state.noise_stds)) if self.calibration == "paper" else feedback.answered
         precisions = tuple(
             sum_ + (1 / std**2 if client in counted else 0.0)
             for client, (sum_, std) in enumerate(zip(state.precisions, state.noise_stds, strict=True))
@@ -113,12 +105,12 @@ class UDP(PrivateSystem[UDPState]):
         """Return V(w): on clients' data in the paper, on public data where the promise is to be true."""
         if "loss" in feedback.answers:
             return math.fsum(problem.sizes[i] / problem.total * loss for i, loss in feedback.answers["loss"].items())
-        if feedback.validation_loss is None:
+        if feedback.public_loss is None:
             raise BadInput(
                 "validation_share must be above 0 for CRD in tight calibration, was 0: it watches the loss, and on"
                 " clients' data that would be an uncounted release; hold some public data back, or leave discount out"
             )
-        return feedback.validation_loss
+        return feedback.public_loss
 
     def _order(self, noise: Gaussian | None) -> Order:
         return clipped_step(self.lr, self.clip, noise)

@@ -1,0 +1,90 @@
+"""A session: everything that one training is played with, opened once and never changed.
+
+The same session with other clients is everything else: clients that compute nothing (a rehearsal), that hold public
+records (a pilot), that train many times at once (repetitions), or that are machines elsewhere.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from torch import Tensor
+
+from dpfl.clients.uploads import Clients, Separate
+from dpfl.errors import BadInput
+from dpfl.federation import Schedule
+from dpfl.models import Model
+from dpfl.orders import Need
+from dpfl.privacy.budget import unpaid
+from dpfl.privacy.ledger import Ledger
+from dpfl.server.evaluation import Public
+from dpfl.streams import Streams
+from dpfl.systems import Feedback, Problem, S, System, questions_in
+
+OnUploads = Callable[[int, "dict[int, Tensor]"], None]  # called with a round's number and its uploads
+
+_NEEDS: dict[Need, str] = {
+    "uploads": "each client's upload by itself",
+    "model": "how the model moves",
+    "public loss": "the loss on public data",
+    "loss": "the loss on clients' data",
+    "curvature": "the curvature on clients' data",
+}
+
+
+@dataclass(frozen=True)
+class Session(Generic[S]):
+    """One training, before its first round and ever after."""
+
+    system: System[S]  # what to order
+    problem: Problem  # public facts
+    model: Model  # parameters ↔ vector
+    clients: Clients  # who performs paid orders
+    ledger: Ledger  # what was promised and spent
+    streams: Streams  # public root, secret keys
+    public: Public  # what models are judged by between rounds, if anything
+    on_uploads: OnUploads | None = None  # an audit or a log that looks at every client
+
+    def __post_init__(self) -> None:
+        system = self.system
+        unpaid(system.promise(self.problem.sizes), questions_in(system.needs))
+        wanted = {*system.needs, *(() if self.on_uploads is None else ("uploads",))}
+        for need, words in _NEEDS.items():
+            if need in wanted and need not in self.clients.serves:
+                raise BadInput(
+                    f"clients must be able to give {words}, which"
+                    f" {system.name if need in system.needs else 'on_uploads'} needs, but these cannot"
+                    f" ({self.clients.engine.name}); choose other clients or another system"
+                )
+        if system.averaged and (system.until_spent or system.needs):
+            raise BadInput(
+                f"averaged must be 0 for {system.name} here, whose last round is not known in advance, was"
+                f" {system.averaged:g}; leave it out"
+            )
+
+    @property
+    def separate(self) -> bool:
+        """Tell whether somebody looks at uploads one by one: the system, a question or a log."""
+        return bool({"uploads", "curvature"} & self.system.needs) or self.on_uploads is not None
+
+    @property
+    def run(self) -> str:
+        """Return what names the run's noise: its name in the ledger, but for simulations, which are to be repeated."""
+        return "simulation" if self.streams.seeded else self.ledger.run.name
+
+    def begin(self, model: Tensor | None = None) -> S:
+        """Return where the training stands before its first round.
+
+        model: what it starts from; the model's own parameters if left out.
+        """
+        start = self.model.weights() if model is None else model
+        needs = self.system.needs
+        score = self.public.score(start, 0) if "public loss" in needs else None
+        answers = self.clients.answer(questions_in(needs), start, Separate({}), start)
+        feedback = Feedback(public_loss=score.loss if score else None, answers=answers)
+        return self.system.begin(self.problem, start, feedback)
+
+
+def problem_of(system: System[S], sizes: Sequence[int], dim: int, streams: Streams) -> Problem:
+    """Return the public facts of a training."""
+    return Problem(tuple(sizes), dim, Schedule(system.cohorts(len(sizes)), streams.public))
