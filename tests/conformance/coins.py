@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from dpfl.streams import Streams
+
 
 class TakesAll:
     """Coins of a sampler that happens to take every record: the bound must allow for it."""
@@ -24,11 +26,20 @@ class Coins:
         return np.random.default_rng([self.seed, self.calls]).random(count)
 
 
-class CoinsOf:
+class CoinsOf(Streams):
     """Streams of which only coins are ever drawn; a generator is at its beginning, as theirs are."""
 
     def __init__(self, coins: Callable[[], Any]) -> None:
+        super().__init__(0)
+        self.public = self.secret = _Coins(coins)  # type: ignore[assignment]
+
+    def of(self, client: int) -> Any:
+        return self.secret
+
+
+class _Coins:
+    def __init__(self, coins: Callable[[], Any]) -> None:
         self.coins = coins
 
-    def generator(self, purpose: str, *, client: int | None = None, round: int | None = None) -> Any:
+    def generator(self, purpose: str, **name: Any) -> Any:
         return self.coins()

@@ -13,11 +13,13 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from asking import request, sum_of, uploads_of
 from coins import Coins, CoinsOf, TakesAll
 from torch import Tensor, nn
 
 from dpfl.clients import reference
 from dpfl.clients.stacked import StackedClients
+from dpfl.clients.uploads import Separate
 from dpfl.federation import Records
 from dpfl.gradients.capabilities import Capabilities, capabilities_of
 from dpfl.gradients.clipping import clip
@@ -76,7 +78,7 @@ def by_reference(order: Order, data: Records, broadcast: Tensor, coins: Callable
 def in_company(data: Records, coins: Callable[[], object]) -> StackedClients:
     """Make the client that is measured the middle one of three, the others of which never change."""
     model, known = known_puppet()
-    return StackedClients(model, (COMPANY, data, COMPANY), CoinsOf(coins), capabilities=known)  # type: ignore[arg-type]
+    return StackedClients(model, (COMPANY, data, COMPANY), CoinsOf(coins), capabilities=known)
 
 
 def paid_by_all(order: Order) -> dict[int, Charged]:
@@ -84,16 +86,23 @@ def paid_by_all(order: Order) -> dict[int, Charged]:
 
 
 def by_stacked(order: Order, data: Records, broadcast: Tensor, coins: Callable[[], object]) -> Tensor:
-    return in_company(data, coins).perform(paid_by_all(order), broadcast, 1, apart=True)[1]
+    return uploads_of(in_company(data, coins), paid_by_all(order), broadcast, 1)[1]
 
 
 def by_sum(order: Order, data: Records, broadcast: Tensor, coins: Callable[[], object]) -> Tensor:
-    together = in_company(data, coins).perform(paid_by_all(order), broadcast, 1, apart=False)
-    return together.weighted_sum({0: 0.3, 1: 1.0, 2: 0.2})  # type: ignore[attr-defined, no-any-return]
+    return sum_of(in_company(data, coins), paid_by_all(order), broadcast, 1, {0: 0.3, 1: 1.0, 2: 0.2})
+
+
+def by_look(order: Order, data: Records, broadcast: Tensor, coins: Callable[[], object]) -> Tensor:
+    """Look at one client of a cohort that draws from one stream."""
+    looked_at = request(paid_by_all(order), broadcast, 1, {0: 0.3, 1: 1.0, 2: 0.2}, separate=True)
+    uploads = in_company(data, coins).perform(looked_at)
+    assert isinstance(uploads, Separate)
+    return uploads.by_client[1]
 
 
 Performs = Callable[[Order, Records, Tensor, Callable[[], object]], Tensor]
-CLIENTS: list[Performs] = [by_reference, by_stacked, by_sum]
+CLIENTS: list[Performs] = [by_reference, by_stacked, by_sum, by_look]
 each_client = pytest.mark.parametrize("performs", CLIENTS, ids=lambda performs: performs.__name__[3:])
 
 

@@ -21,6 +21,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 import torch
+from asking import sum_of, uploads_of
 from coins import Coins, CoinsOf, TakesAll
 from torch import Tensor, nn
 
@@ -34,7 +35,7 @@ from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson
 from dpfl.privacy.budget import Promise
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams
-from dpfl.systems import SYSTEMS, Feedback, PrivateSystem, Problem
+from dpfl.systems import SYSTEMS, Feedback, PrivateSystem, Problem, questions_in
 from dpfl.systems.udp import UDP
 
 SIZES = (7, 12)
@@ -101,10 +102,10 @@ def all_systems() -> Iterator[tuple[str, PrivateSystem[Any]]]:
 
 def orders(system: PrivateSystem[Any]) -> Iterator[tuple[int, dict[int, Order]]]:
     """Yield the orders of the first round and of the third, after real rounds with real noise."""
-    problem = Problem(SIZES, DIM, Schedule(system.cohorts(len(SIZES)), Streams(5)))
+    problem = Problem(SIZES, DIM, Schedule(system.cohorts(len(SIZES)), Streams(5).public))
     start = torch.zeros(DIM, dtype=torch.float64)
-    answers = {question: dict.fromkeys(range(len(SIZES)), 0.5) for question in system.questions}
-    state = system.begin(problem, start, Feedback(1.0, {}, answers))
+    answers = {question: dict.fromkeys(range(len(SIZES)), 0.5) for question in questions_in(system.needs)}
+    state = system.begin(problem, start, Feedback(public_loss=1.0, answers=answers))
     yield 1, system.orders(state)
     for round in (1, 2):
         uploads = {
@@ -112,7 +113,10 @@ def orders(system: PrivateSystem[Any]) -> Iterator[tuple[int, dict[int, Order]]]
             for client, one in system.orders(state).items()
         }
         state = replace(state, model=state.model + uploads[0], round=round)
-        state = system.adapt(state, Feedback(1.0 - 0.1 * round, uploads, answers))
+        feedback = Feedback(
+            answered=uploads, total=uploads[0], public_loss=1.0 - 0.1 * round, uploads=uploads, answers=answers
+        )
+        state = system.adapt(state, feedback)
     if state.round < state.rounds:
         yield 3, system.orders(state)
 
@@ -191,7 +195,7 @@ def in_company(data: Records, model: Model, coins: Callable[[], Any]) -> Stacked
     """Make the client that is measured the middle one of three, the others of which never change."""
     few = random_records(3, 77)
     company = Records(few.x.to(data.x.dtype), few.y.to(data.y.dtype))
-    return StackedClients(model, (company, data, company), CoinsOf(coins), capabilities=known(model))  # type: ignore[arg-type]
+    return StackedClients(model, (company, data, company), CoinsOf(coins), capabilities=known(model))
 
 
 def paid_by_all(order: Order, records: int) -> dict[int, Charged]:
@@ -201,14 +205,14 @@ def paid_by_all(order: Order, records: int) -> dict[int, Charged]:
 def by_stacked(
     order: Order, data: Records, broadcast: Tensor, records: int, *, model: Model, coins: Callable[[], Any]
 ) -> Tensor:
-    return in_company(data, model, coins).perform(paid_by_all(order, records), broadcast, 1, apart=True)[1]
+    return uploads_of(in_company(data, model, coins), paid_by_all(order, records), broadcast, 1)[1]
 
 
 def by_sum(
     order: Order, data: Records, broadcast: Tensor, records: int, *, model: Model, coins: Callable[[], Any]
 ) -> Tensor:
-    together = in_company(data, model, coins).perform(paid_by_all(order, records), broadcast, 1, apart=False)
-    return together.weighted_sum({0: 0.3, 1: 1.0, 2: 0.2})  # type: ignore[attr-defined, no-any-return]
+    weights = {0: 0.3, 1: 1.0, 2: 0.2}
+    return sum_of(in_company(data, model, coins), paid_by_all(order, records), broadcast, 1, weights)
 
 
 CLIENTS = [by_reference, by_stacked, by_sum]

@@ -26,15 +26,17 @@ from torch.nn import functional
 
 import dpfl
 from dpfl import round as round_module
-from dpfl import training
+from dpfl.clients.backends import MakeClients
 from dpfl.clients.stacked import StackedClients
+from dpfl.clients.uploads import Request, Separate, Summed, Uploads
 from dpfl.errors import BadInput, BudgetRefused, Caution
-from dpfl.federation import Everyone, Federation, Schedule
+from dpfl.federation import Everyone, Federation, Records, Schedule
+from dpfl.gradients.capabilities import capabilities_of
+from dpfl.models import Model
 from dpfl.orders import UNPAID, ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip, sensitivity
 from dpfl.privacy import accounting, paper_formulas
 from dpfl.privacy.accounting import Mechanism
-from dpfl.privacy.books import Books, Grant, Release
-from dpfl.privacy.books import Run as BookedRun
+from dpfl.privacy.books import BookedRun, Books, Grant, Release
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.gaussian_dp import epsilon_of
 from dpfl.streams import Streams
@@ -173,13 +175,21 @@ class Seen:
     model: Tensor | None = None
 
 
+def stacked(kind: type[StackedClients]) -> MakeClients:
+    """Return what makes clients of this kind, whose layers are known."""
+
+    def make(model: Model, records: tuple[Records, ...], streams: Streams) -> StackedClients:
+        return kind(model, records, streams, capabilities=capabilities_of(model, federation().validation))
+
+    return make
+
+
 def spy(seen: Seen, path: Path, promise: Promise | None) -> type[StackedClients]:
     """Make clients that read the ledger's file before they compute anything."""
 
     class Spy(StackedClients):
-        def perform(
-            self, charged: Mapping[int, Any], broadcast: Tensor, round: int, *, apart: bool = True
-        ) -> Mapping[int, Tensor]:
+        def perform(self, request: Request) -> Uploads:
+            charged, round = request.charged, request.round
             with closing(Books(path, create=False)) as books:
                 fresh = books.charges_of_others(NOBODY, seen.charges)
                 seen.charges = books.last_charge()
@@ -197,7 +207,7 @@ def spy(seen: Seen, path: Path, promise: Promise | None) -> type[StackedClients]
             seen.performed.append({client: paid.order for client, paid in charged.items()})
             seen.weights.append({})
             seen.downlink.append(0.0)
-            return super().perform(charged, broadcast, round, apart=apart)
+            return super().perform(request)
 
         def answer(self, questions: Any, before: Tensor, uploads: Any, after: Tensor) -> Any:
             seen.asked |= set(questions)
@@ -273,12 +283,12 @@ def train(
             for grant in grants:
                 books.grant(grant)
         with (
-            mock.patch.object(training, "StackedClients", spy(seen, path, promise)),
             mock.patch.object(round_module, "aggregate", aggregate),
             mock.patch.object(round_module, "add_noise", add_noise),
         ):
             run = dpfl.train(
                 system, federation(), module(), loss=functional.cross_entropy, seed=seed, ledger=path,
+                clients=stacked(spy(seen, path, promise)),
                 on_round=None if on_round is None else lambda metrics: on_round(metrics, path),
             )  # fmt: skip
         with closing(sqlite3.connect(path)) as books:
@@ -685,7 +695,7 @@ def test_until_spent_means_until_nobody_can_pay() -> None:
     # Client 1 has one turn, the third, with less noise than that one turn needs: it is refused. The other two had one
     # of their turns by then, and can pay for more.
     system = SYSTEMS["lei"](rounds=8, cohort=1, epsilon=EPSILON, delta=DELTA)
-    schedule = Schedule(system.cohorts(3), Streams(73))
+    schedule = Schedule(system.cohorts(3), Streams(73).public)
     turns = [schedule.cohort(round)[0] for round in range(1, 9)]
     assert turns.index(1) == 2
     assert turns.count(1) == 1
@@ -716,19 +726,21 @@ def test_two_clients_and_two_rounds_never_share_noise(case: Case) -> None:
     """Equal clients in equal rounds differ in nothing but the batch and the noise: their uploads must differ."""
     uploads: list[Tensor] = []
     sums: list[Tensor] = []  # of each round, where noise is drawn for all at once
-    right = StackedClients.perform
 
-    def perform(
-        self: StackedClients, charged: Any, broadcast: Tensor, round: int, *, apart: bool = True
-    ) -> Mapping[int, Tensor]:
-        origin = torch.zeros_like(broadcast)
-        told = right(self, charged, origin, round, apart=True)
-        uploads.extend(told.values())
-        sums.append(right(self, charged, origin, round, apart=False).weighted_sum(dict.fromkeys(charged, 1.0)))
-        return told
+    class Looked(StackedClients):
+        def perform(self, request: Request) -> Uploads:
+            origin = replace(request, broadcast=torch.zeros_like(request.broadcast))
+            told = super().perform(replace(origin, separate=True))
+            assert isinstance(told, Separate)
+            uploads.extend(told.by_client.values())
+            summed = super().perform(replace(origin, separate=False, weights=dict.fromkeys(request.charged, 1.0)))
+            assert isinstance(summed, Summed)
+            sums.append(summed.total)
+            return told
 
-    with mock.patch.object(StackedClients, "perform", perform):
-        train(case.system)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Caution)
+        dpfl.train(case.system, federation(), module(), loss=functional.cross_entropy, seed=1, clients=stacked(Looked))
     for found in (uploads, sums):
         together = torch.stack([one / torch.linalg.vector_norm(one) for one in found])
         alike = together @ together.T - torch.eye(len(together))

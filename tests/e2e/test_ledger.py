@@ -70,19 +70,17 @@ DIES_WHILE_CLIENTS_WORK = """
 import os, signal, sys
 import numpy as np
 import dpfl
-from dpfl import training
-from dpfl.clients.stacked import StackedClients
+from dpfl.clients.reference import ReferenceClients
 
-class Mortal(StackedClients):
-    def perform(self, charged, broadcast, round, *, apart=True):
-        if round == 3:
+class Mortal(ReferenceClients):
+    def perform(self, request):
+        if request.round == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().perform(charged, broadcast, round, apart=apart)
+        return super().perform(request)
 
-training.StackedClients = Mortal
 records = np.random.default_rng(0).normal(size=(120, 3)).astype(np.float32)
 own = dpfl.federate((records, (records[:, 0] > 0).astype(int)), clients=3, seed=1)
-dpfl.train(dpfl.UDP(rounds=5, epsilon=3, delta=1e-3), own, "softmax", seed=1, out=sys.argv[1])
+dpfl.train(dpfl.UDP(rounds=5, epsilon=3, delta=1e-3), own, "softmax", seed=1, out=sys.argv[1], clients=Mortal)
 """
 
 

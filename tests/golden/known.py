@@ -1,35 +1,108 @@
 """Noise of known values, for rounds that are worked out by hand, and the clients that play them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
+from dpfl.clients.uploads import Request, Uploads
 from dpfl.federation import Records
 from dpfl.gradients.capabilities import capabilities_of
 from dpfl.models import Model
 from dpfl.orders import Gaussian, Laplace
-from dpfl.streams import Streams
+from dpfl.streams import Root, Streams
 
 Law = Gaussian | Laplace
 
 
-def reference(model: Model, records: tuple[Records, ...], streams: Streams) -> ReferenceClients:
+class Deck:
+    """Vectors that are dealt in turn, in the place of noise of size 1, and what is noted of each."""
+
+    def __init__(self, vectors: Iterable[np.ndarray], noted: Callable[[Law], Any]) -> None:
+        self.left, self.noted, self.notes = iter(vectors), noted, []  # type: ignore[var-annotated]
+
+    def deal(self, law: Law | None, count: int) -> "Dealer":
+        for _ in range(count if law is not None else 0):
+            self.notes.append(self.noted(law))  # type: ignore[arg-type]
+        return Dealer([next(self.left) for _ in range(count if law is not None else 0)])
+
+
+_deck: Deck | None = None  # of the test that runs
+
+
+class Dealer:
+    """Stands for a client's generator of noise: gives the vectors that it was dealt, one after the other."""
+
+    def __init__(self, vectors: list[np.ndarray]) -> None:
+        self.left = vectors
+
+    def standard_normal(self, shape: tuple[int, ...]) -> np.ndarray:
+        vector = self.left.pop(0)
+        assert vector.shape == shape
+        return vector
+
+    def laplace(self, *, size: tuple[int, ...]) -> np.ndarray:
+        return self.standard_normal(size)
+
+
+class KnownStreams(Streams):
+    """Streams whose clients draw noise that they were dealt, and batches that a page can draw again."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.seeded, self.public, self.secret = streams.seeded, streams.public, streams.secret
+        self.dealers: dict[int, Dealer] = {}
+
+    def of(self, client: int) -> Any:
+        return _KnownRoot(super().of(client), self.dealers.get(client))
+
+
+class _KnownRoot:
+    def __init__(self, root: Root, dealer: Dealer | None) -> None:
+        self.root, self.dealer = root, dealer
+
+    def generator(self, purpose: str, *, run: str, round: int, order: str) -> Any:
+        return self.dealer if purpose == "noise" and self.dealer else self.root.generator(purpose, round=round)
+
+
+class KnownClients:
+    """Clients to whom noise is dealt before they perform: each gets the vectors of its turn."""
+
+    def __init__(self, clients: ReferenceClients | StackedClients, streams: KnownStreams) -> None:
+        self.clients, self.streams = clients, streams
+        self.serves, self.engine, self.answer = clients.serves, clients.engine, clients.answer
+
+    def perform(self, request: Request) -> Uploads:
+        for client, paid in request.charged.items() if _deck else ():
+            self.streams.dealers[client] = _deck.deal(paid.order.noise, paid.order.releases)
+        uploads = self.clients.perform(request)
+        assert not any(dealer.left for dealer in self.streams.dealers.values())  # all was used
+        return uploads
+
+
+def batches_of(seed: int, client: int, round: int) -> Generator:
+    """Return the coins by which a client draws its batches in a round."""
+    return Streams(seed).of(client).generator("batches", round=round)
+
+
+def reference(model: Model, records: tuple[Records, ...], streams: Streams) -> KnownClients:
     """Make the clients that are visited one after the other."""
-    return ReferenceClients(model, records, streams)
+    known = KnownStreams(streams)
+    return KnownClients(ReferenceClients(model, records, known), known)
 
 
-def stacked(model: Model, records: tuple[Records, ...], streams: Streams) -> StackedClients:
+def stacked(model: Model, records: tuple[Records, ...], streams: Streams) -> KnownClients:
     """Make the clients that train together, which must know the model's layers: else this were the loop again."""
     public = Records(torch.cat([one.x for one in records]), torch.cat([one.y for one in records]))
-    known = capabilities_of(model, public)
-    assert known.layers is not None
-    return StackedClients(model, records, streams, capabilities=known)
+    capable, known = capabilities_of(model, public), KnownStreams(streams)
+    assert capable.layers is not None
+    return KnownClients(StackedClients(model, records, known, capabilities=capable, drawn_by="client"), known)
 
 
 def size_of(law: Law) -> float:
@@ -40,65 +113,24 @@ def switch_noise(
     monkeypatch: pytest.MonkeyPatch,
     vectors: Iterable[np.ndarray],
     *,
-    at: str = "dpfl.clients.reference",
     noted: Callable[[Law], Any] = size_of,
 ) -> list[Any]:
-    """Let the n-th noise that is added there be its size times the n-th vector; return what is noted of each.
+    """Let the n-th noise of clients be its size times the n-th vector; return what is noted of each."""
+    deck = Deck(vectors, noted)
+    monkeypatch.setattr(sys.modules[__name__], "_deck", deck)
+    return deck.notes
 
-    The clients that train together draw in an order of their own: each is dealt the vectors of its turn beforehand.
-    """
+
+def switch_downlink(monkeypatch: pytest.MonkeyPatch, vectors: Iterable[np.ndarray]) -> list[float]:
+    """Let the n-th noise of the server be its size times the n-th vector; return the sizes."""
     turn, notes = iter(vectors), []
 
     def add(value: Tensor, law: Law, rng: object) -> Tensor:
-        notes.append(noted(law))
+        notes.append(size_of(law))
         return value + size_of(law) * torch.from_numpy(next(turn))
 
-    monkeypatch.setattr(f"{at}.add_noise", add)
-    if at == "dpfl.clients.reference":
-        _deal_to_stacked(monkeypatch, turn, lambda law: notes.append(noted(law)))
+    monkeypatch.setattr("dpfl.round.add_noise", add)
     return notes
-
-
-class Dealer:
-    """Stands for a client's generator of noise: gives the vectors that it was dealt, one after the other."""
-
-    def __init__(self, vectors: list[np.ndarray]) -> None:
-        self.left = iter(vectors)
-
-    def standard_normal(self, shape: tuple[int, ...]) -> np.ndarray:
-        vector = next(self.left)
-        assert vector.shape == shape
-        return vector
-
-    def laplace(self, *, size: tuple[int, ...]) -> np.ndarray:
-        return self.standard_normal(size)
-
-
-def _deal_to_stacked(monkeypatch: pytest.MonkeyPatch, turn: Iterator[np.ndarray], note: Callable[[Law], None]) -> None:
-    dealt: dict[int, list[np.ndarray]] = {}
-    dealers: dict[int, Dealer] = {}
-    perform_right, generator_right = StackedClients.perform, Streams.generator
-
-    def generator(self: Streams, purpose: str, *, client: int | None = None, round: int | None = None) -> Any:
-        if purpose != "noise" or client not in dealt:
-            return generator_right(self, purpose, client=client, round=round)
-        dealers[client] = Dealer(dealt[client])
-        return dealers[client]
-
-    def perform(
-        self: StackedClients, charged: Mapping[int, Any], broadcast: Tensor, round: int, *, apart: bool = True
-    ) -> Mapping[int, Tensor]:
-        for client, paid in charged.items():
-            law = paid.order.noise
-            dealt[client] = [next(turn) for _ in range(paid.order.releases if law is not None else 0)]
-            for _ in dealt[client]:
-                note(law)
-        uploads = perform_right(self, charged, broadcast, round, apart=True)  # a vector each: no sum of noise
-        assert all(next(dealers[client].left, None) is None for client in charged if dealt[client])  # all was used
-        return uploads
-
-    monkeypatch.setattr(Streams, "generator", generator)
-    monkeypatch.setattr(StackedClients, "perform", perform)
 
 
 def records_of(rows: list, targets: torch.dtype = torch.float64) -> Records:

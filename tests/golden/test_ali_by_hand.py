@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from asking import session_of
 from dp_accounting.pld import privacy_loss_distribution
-from known import records_of, switch_noise
+from known import batches_of, records_of, switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import nn
 
-from dpfl.federation import Records, Schedule
+from dpfl.federation import Records
 from dpfl.models import Model
-from dpfl.privacy.ledger import Ledger
-from dpfl.round import look, play
+from dpfl.round import play
 from dpfl.streams import Streams
-from dpfl.systems import ALIDPFL, Problem
+from dpfl.systems import ALIDPFL
 
 SEED = 11
 RATE, CLIP, GAMMA = 0.2, 1.5, 3.0  # η, C, Γ
@@ -121,7 +121,7 @@ def walk(case: Case, most: int, rounds: int) -> Walked:
         walked.steps.append(tau)
         locals_ = []
         for i, records in enumerate(CLIENTS):
-            mine, batches = w, Streams(SEED).generator("batches", client=i, round=k + 1)
+            mine, batches = w, batches_of(SEED, i, k + 1)
             for _ in range(tau):
                 drawn = batches.random(SIZES[i]) < case.q
                 total = np.zeros(3)
@@ -171,16 +171,13 @@ def played(system: ALIDPFL, rounds: int, clients_of: Callable) -> Iterator[tuple
     model.load(torch.from_numpy(START))
     streams, clients = Streams(SEED), tuple(map(records_of, CLIENTS))
     performers = clients_of(model, clients, streams)
-    ledger = Ledger(system.promise(SIZES), SIZES)
-    known = look((), clients=performers, model=model, validation=NOBODY)
-    state = system.begin(Problem(SIZES, 3, Schedule(system.cohorts(3), streams)), model.weights(), known)
+    session = session_of(system, model, clients, streams, performers)
+    state = session.begin()
     yield state, None
     for _ in range(rounds):
         if state.round == state.rounds:
             break
-        state, outcome = play(
-            system, state, ledger=ledger, clients=performers, model=model, validation=NOBODY, streams=streams
-        )
+        state, outcome = play(session, state)
         yield state, outcome
 
 
@@ -258,7 +255,7 @@ def test_the_number_that_was_taken_on_trust() -> None:
 
 def test_an_empty_batch_is_noised_like_any_other(clients_of: Callable, known_noise: list[float]) -> None:
     # At q = 0.05 the two records of client 0 are almost never drawn: its upload is −η/(q·n)·σC·u, nothing else.
-    drawn = Streams(SEED).generator("batches", client=0, round=1).random(2) < 0.05
+    drawn = batches_of(SEED, 0, 1).random(2) < 0.05
     assert not drawn.any()
     system = ALIDPFL(
         rounds=5, lr=RATE, clip=CLIP, sampling_rate=0.05, noise_multiplier=2.0, epsilon=1.0, calibration="paper"
@@ -269,8 +266,8 @@ def test_an_empty_batch_is_noised_like_any_other(clients_of: Callable, known_noi
         clients = clients_of(*args)
         perform = clients.perform
 
-        def watch(*paid, **options):
-            uploads.append(perform(*paid, **options))
+        def watch(request):
+            uploads.append(perform(request))
             return uploads[-1]
 
         clients.perform = watch
@@ -278,4 +275,4 @@ def test_an_empty_batch_is_noised_like_any_other(clients_of: Callable, known_noi
 
     list(played(system, 1, watched))
     expected = -RATE / (0.05 * 2) * 2.0 * CLIP * next(noise_vectors())
-    assert uploads[0][0].numpy() == pytest.approx(expected, rel=1e-6)
+    assert uploads[0].by_client[0].numpy() == pytest.approx(expected, rel=1e-6)

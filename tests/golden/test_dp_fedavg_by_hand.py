@@ -12,19 +12,19 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
+from asking import session_of
 from known import switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm as normal
 from torch import nn
 
-from dpfl.federation import Records, Schedule
+from dpfl.federation import Records
 from dpfl.models import Model
 from dpfl.models.architectures import squared_error
 from dpfl.orders import ClientClip, Gaussian, Laplace
-from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
 from dpfl.streams import Streams
-from dpfl.systems import DPFedAvg, Feedback, Problem
+from dpfl.systems import DPFedAvg
 
 N, K, R, E = 4, 3, 7, 3  # K·R/N = 5.25: no client can answer that often
 SIZES = (2, 5, 3, 6)
@@ -104,15 +104,11 @@ def played(system, data, clients_of, rounds=2):
     """Play with the real round, clients and ledger; return the model after each round and the orders."""
     model, streams = linear(), Streams(0)
     records = tuple(Records(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data)
-    sizes = tuple(map(len, records))
-    problem = Problem(sizes, model.dim, Schedule(system.cohorts(len(sizes)), streams))
-    state = system.begin(problem, model.weights(), Feedback())
-    clients, ledger = clients_of(model, records, streams), Ledger(system.promise(sizes), sizes)
+    session = session_of(system, model, records, streams, clients_of(model, records, streams))
+    state = session.begin()
     models, orders = [], []
     for _ in range(rounds):
-        state, outcome = play(
-            system, state, ledger=ledger, clients=clients, model=model, validation=records[0], streams=streams
-        )
+        state, outcome = play(session, state)
         assert outcome.refused == ()
         models.append(state.model.numpy())
         orders.append(outcome.orders)

@@ -16,19 +16,18 @@ import dp_accounting
 import numpy as np
 import pytest
 import torch
+from asking import session_of
 from dp_accounting.rdp import RdpAccountant
-from known import records_of, switch_noise
+from known import batches_of, records_of, switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import nn
 from torch.nn import functional
 
-from dpfl.federation import Schedule
 from dpfl.models import Model
-from dpfl.privacy.ledger import Ledger
-from dpfl.round import look, play
+from dpfl.round import play
 from dpfl.streams import Streams
-from dpfl.systems import PEDPFL, AdapDPFL, DPSGDFedAvg, Lei, Problem, System
+from dpfl.systems import PEDPFL, AdapDPFL, DPSGDFedAvg, Lei, System
 
 SEED = 3
 RATE, CLIP = 0.4, 0.95  # η, C
@@ -78,7 +77,7 @@ def dpsgd(
     w, i: int, round: int, *, steps: int, q: float, clip: float, multiplier: float, noise: Iterator
 ) -> np.ndarray:
     """Return what client i ends with: lines 6 to 11 of Algorithm 1, divided by the expected batch."""
-    batches = Streams(SEED).generator("batches", client=i, round=round)
+    batches = batches_of(SEED, i, round)
     for _ in range(steps):
         drawn = batches.random(SIZES[i]) < q
         total = clipped_sum(w, list(itertools.compress(CLIENTS[i], drawn)), clip)
@@ -151,13 +150,10 @@ def played(system: System, clients_of: Callable, rounds: int = 2) -> list:
         records_of(PUBLIC, torch.int64),
     )
     performers = clients_of(model, clients, streams)
-    ledger = Ledger(system.promise(SIZES), SIZES)
-    known = look((), clients=performers, model=model, validation=validation)
-    states = [system.begin(Problem(SIZES, DIM, Schedule(system.cohorts(2), streams)), model.weights(), known)]
+    session = session_of(system, model, clients, streams, performers, public=validation)
+    states = [session.begin()]
     for _ in range(rounds):
-        state, outcome = play(
-            system, states[-1], ledger=ledger, clients=performers, model=model, validation=validation, streams=streams
-        )
+        state, outcome = play(session, states[-1])
         assert outcome.refused == ()
         states.append(state)
     return states

@@ -13,20 +13,20 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
+from asking import session_of
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-from known import switch_noise
+from known import batches_of, switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm as normal
 from torch import nn
 
-from dpfl.federation import Records, Schedule
+from dpfl.federation import Records
 from dpfl.models import Model
 from dpfl.models.architectures import cross_entropy
 from dpfl.orders import Gaussian, Laplace, RecordClip
-from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
 from dpfl.streams import Streams
-from dpfl.systems import FedSGDDPC, Feedback, Problem
+from dpfl.systems import FedSGDDPC
 
 N, K, R, Q = 4, 3, 6, 0.5  # K·R/N = 4.5: two clients answer 5 times and two 4 times
 SIZES = (1, 5, 3, 6)  # the sample of the first is empty every other time
@@ -106,15 +106,11 @@ def played(system, data, clients_of):
     """Play two rounds with the real round, clients and ledger; return the model after each, and the orders."""
     model, streams = softmax(), Streams(SEED)
     records = tuple(Records(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data)
-    sizes = tuple(map(len, records))
-    problem = Problem(sizes, model.dim, Schedule(system.cohorts(len(sizes)), streams))
-    state = system.begin(problem, model.weights(), Feedback())
-    clients, ledger = clients_of(model, records, streams), Ledger(system.promise(sizes), sizes)
+    session = session_of(system, model, records, streams, clients_of(model, records, streams))
+    state = session.begin()
     models, orders = [], []
     for _ in range(2):
-        state, outcome = play(
-            system, state, ledger=ledger, clients=clients, model=model, validation=records[0], streams=streams
-        )
+        state, outcome = play(session, state)
         assert outcome.refused == ()
         models.append(state.model.numpy())
         orders.append(outcome.orders)
@@ -129,7 +125,7 @@ def walked(data, size_of, rate, length, q=None, sizes=SIZES):
         for client in sorted((t * K + place) % N for place in range(K)):
             x, y = data[client]
             if q is not None:  # as the client draws it
-                coins = Streams(SEED).generator("batches", client=client, round=t + 1).random(len(x))
+                coins = batches_of(SEED, client, t + 1).random(len(x))
                 x, y = x[coins < q], y[coins < q]
             samples.append(len(x))
             g = record_gradients(theta, x, y)

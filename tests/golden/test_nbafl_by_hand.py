@@ -12,20 +12,20 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from known import switch_noise
+from asking import session_of
+from known import switch_downlink, switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm as normal
 from torch import nn
 
-from dpfl.federation import Records, Schedule
+from dpfl.federation import Records
 from dpfl.models import Model
 from dpfl.models.architectures import squared_error
 from dpfl.orders import ModelClip, RecordClip
 from dpfl.privacy.certificate import certify
-from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
 from dpfl.streams import Streams
-from dpfl.systems import Feedback, NbAFL, Problem
+from dpfl.systems import NbAFL
 
 SIZES = (4, 7, 5, 6)
 N, M = len(SIZES), min(SIZES)
@@ -77,7 +77,7 @@ def known_noise(monkeypatch):
     """Let the n-th noise of each way be its size times the way's n-th pattern; keep the sizes."""
     return {
         "up": switch_noise(monkeypatch, PATTERNS),
-        "down": switch_noise(monkeypatch, DOWN, at="dpfl.round"),
+        "down": switch_downlink(monkeypatch, DOWN),
     }
 
 
@@ -85,15 +85,11 @@ def played(system, data, clients_of):
     """Play two rounds with the real round, clients and ledger; return models, cohorts, orders and certificate."""
     model, streams = linear(), Streams(SEED)
     records = tuple(Records(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data)
-    sizes = tuple(map(len, records))
-    problem = Problem(sizes, model.dim, Schedule(system.cohorts(len(sizes)), streams))
-    state = system.begin(problem, model.weights(), Feedback())
-    clients, ledger = clients_of(model, records, streams), Ledger(system.promise(sizes), sizes)
+    session = session_of(system, model, records, streams, clients_of(model, records, streams))
+    state, ledger = session.begin(), session.ledger
     models, cohorts, orders = [], [], []
     for _ in range(2):
-        state, outcome = play(
-            system, state, ledger=ledger, clients=clients, model=model, validation=records[0], streams=streams
-        )
+        state, outcome = play(session, state)
         assert outcome.refused == ()
         models.append(state.model.numpy())
         cohorts.append(sorted(outcome.orders))
@@ -103,7 +99,7 @@ def played(system, data, clients_of):
 
 def drawn(round, clients, k):
     """Return the cohort of a round by the stream it is drawn from."""
-    return sorted(Streams(SEED).generator("cohort", round=round).choice(clients, k, replace=False).tolist())
+    return sorted(Streams(SEED).public.generator("cohort", round=round).choice(clients, k, replace=False).tolist())
 
 
 def walked(data, cohorts, uplink, downlink, *, steps, clip):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from asking import session_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -53,18 +54,19 @@ class Run:
 def trained(system: ALIDPFL, sizes: Sequence[int], seed: int = 0) -> Run:
     """Play a whole training whose models wander about."""
     rng = np.random.default_rng(seed)
-    problem = Problem(tuple(sizes), DIM, Schedule(system.cohorts(len(sizes)), Streams(seed)))
+    problem = Problem(tuple(sizes), DIM, Schedule(system.cohorts(len(sizes)), Streams(seed).public))
     state = system.begin(problem, torch.from_numpy(rng.normal(size=DIM)), Feedback())
     ledger = Ledger(system.promise(sizes), sizes)
     run = Run([state], [], [])
     while state.round < state.rounds:
         orders = system.orders(state)
         assert ledger.charge(orders).keys() == orders.keys() != set()  # nobody is refused, and somebody is asked
-        moved = state.model + torch.from_numpy(rng.normal(size=DIM) * 10.0 ** rng.uniform(-3, 1))
+        step = torch.from_numpy(rng.normal(size=DIM) * 10.0 ** rng.uniform(-3, 1))
+        moved = state.model + step
         curvatures = {client: float(10.0 ** rng.uniform(-2, 1)) for client in orders}
         answers = {"curvature": curvatures} if system.calibration == "paper" else {}
         state = replace(state, model=moved, round=state.round + 1)
-        state = system.adapt(state, Feedback(None, dict.fromkeys(orders, moved), answers))
+        state = system.adapt(state, Feedback(answered=orders, total=step, answers=answers))
         run.states.append(state)
         run.orders.append(orders)
         run.curvatures.append(curvatures)
@@ -227,10 +229,12 @@ def test_the_smallest_client_sets_the_batch() -> None:
             rounds=5, sampling_rate=1.0, noise_multiplier=30.0, heterogeneity=1.0, clip=1.0, calibration="paper",
             epsilon=8.0,
         )  # fmt: skip
-        problem = Problem(sizes, DIM, Schedule(system.cohorts(2), Streams(0)))
+        problem = Problem(sizes, DIM, Schedule(system.cohorts(2), Streams(0).public))
         state = replace(system.begin(problem, torch.zeros(DIM), Feedback()), round=1)
         answers = {"curvature": {0: 0.1, 1: 0.1}}
-        return system.adapt(state, Feedback(None, {0: torch.ones(DIM), 1: torch.ones(DIM)}, answers)).steps
+        return system.adapt(
+            state, Feedback(answered={0: torch.ones(DIM), 1: torch.ones(DIM)}, total=torch.ones(DIM), answers=answers)
+        ).steps
 
     # B̂ = 300 and σ²C²d/B̂² = 0.04, or B̂ = 20 and 9: (400 + 3 + 1 + 0.04)/(2.2·1.04), (400 + 3 + 1 + 9)/(2.2·10).
     assert chosen((300, 300)) == round(math.sqrt(1 + 404.04 / 2.288)) == 13
@@ -239,10 +243,10 @@ def test_the_smallest_client_sets_the_batch() -> None:
 
 def test_clients_answer_for_the_curvature_by_their_records() -> None:
     system = ALIDPFL(rounds=5, sampling_rate=1.0, noise_multiplier=30.0, heterogeneity=0.0, calibration="paper")
-    problem = Problem((100, 300), DIM, Schedule(system.cohorts(2), Streams(0)))
+    problem = Problem((100, 300), DIM, Schedule(system.cohorts(2), Streams(0).public))
     state = replace(system.begin(problem, torch.zeros(DIM), Feedback()), round=1)
     uploads = {0: torch.ones(DIM), 1: torch.ones(DIM)}
-    told = system.adapt(state, Feedback(None, uploads, {"curvature": {0: 0.04, 1: 0.12}}))
+    told = system.adapt(state, Feedback(answered=uploads, total=uploads[0], answers={"curvature": {0: 0.04, 1: 0.12}}))
     # μ = (0.04 + 3·0.12)/4 = 0.1; 4/μ² = 400, σ²C²d/B̂² = 900·4/100² = 0.36.
     assert told.steps == round(math.sqrt(1 + (400 + 3 + 0.36) / (2.2 * 1.36))) == 12
 
@@ -279,19 +283,24 @@ def test_sampled_batches_are_paid_for_to_the_last_step(rounds: int) -> None:
 @pytest.mark.parametrize("told", [0.0, math.nan, math.inf])
 def test_a_curvature_that_says_nothing_changes_nothing(told: float) -> None:
     system = ALIDPFL(rounds=5, local_steps=4, sampling_rate=1.0, calibration="paper")
-    problem = Problem((100, 300), DIM, Schedule(system.cohorts(2), Streams(0)))
+    problem = Problem((100, 300), DIM, Schedule(system.cohorts(2), Streams(0).public))
     state = replace(system.begin(problem, torch.zeros(DIM), Feedback()), round=1)
     uploads = {0: torch.zeros(DIM), 1: torch.zeros(DIM)}
-    assert system.adapt(state, Feedback(None, uploads, {"curvature": {0: told, 1: told}})).steps == 4
+    assert (
+        system.adapt(
+            state, Feedback(answered=uploads, total=uploads[0], answers={"curvature": {0: told, 1: told}})
+        ).steps
+        == 4
+    )
 
 
 def test_models_that_do_not_move_change_nothing() -> None:
     system = ALIDPFL(rounds=9, local_steps=4, sampling_rate=1.0)
-    problem = Problem((100, 300), DIM, Schedule(system.cohorts(2), Streams(0)))
+    problem = Problem((100, 300), DIM, Schedule(system.cohorts(2), Streams(0).public))
     state = system.begin(problem, torch.zeros(DIM), Feedback())
     uploads = {0: torch.zeros(DIM), 1: torch.zeros(DIM)}
     for round in (1, 2, 3):
-        state = system.adapt(replace(state, round=round), Feedback(None, uploads))
+        state = system.adapt(replace(state, round=round), Feedback(answered=uploads, total=uploads[0]))
         assert state.steps == 4
 
 
@@ -320,9 +329,7 @@ def one_round(
     module = nn.Linear(3, 1).double()
     model = Model(module, lambda outputs, targets: (outputs.squeeze(-1) - targets).square())
     model.load(torch.tensor([0.3, -0.2, 0.5, 0.1], dtype=torch.float64))
-    sizes, streams, noise = tuple(map(len, clients)), Streams(4), Known(units)
-    problem = Problem(sizes, 4, Schedule(system.cohorts(len(sizes)), streams))
-    state = system.begin(problem, model.weights(), Feedback())
+    streams, noise = Streams(4), Known(units)
     performers = ReferenceClients(model, tuple(clients), streams)
     if backend == "stacked":
         known = capabilities_of(model, clients[0])
@@ -331,10 +338,8 @@ def one_round(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpfl.clients.reference.add_noise", noise)
         patch.setattr("dpfl.clients.stacked.draw_sum", noise.summed)
-        state, outcome = play(
-            system, state, ledger=Ledger(system.promise(sizes), sizes), model=model, validation=clients[0],
-            clients=performers, streams=streams,
-        )  # fmt: skip
+        session = session_of(system, model, clients, streams, performers)
+        state, outcome = play(session, session.begin())
     if backend == "stacked":  # no noise was added to an upload: their sum came with it
         assert noise.stds == []
         noise.stds = [order.noise.std for order in outcome.orders.values()]

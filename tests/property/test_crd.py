@@ -24,7 +24,7 @@ from dpfl.privacy.gaussian_dp import mu_of
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.paper_formulas import udp_recomputed_noise_std
 from dpfl.streams import Streams
-from dpfl.systems import UDP, Feedback, Problem
+from dpfl.systems import UDP, Feedback, Problem, questions_in
 from dpfl.systems.udp import UDPState
 
 unhurried = settings(deadline=None, derandomize=True, max_examples=12)  # a busy machine is no failure
@@ -72,14 +72,16 @@ def told(system: UDP, sizes: Sequence[int], loss: float, cohort: Sequence[int] =
     """Tell V(w) as the calibration hears it: by the clients (p_i-weighted to `loss`), or from public data."""
     uploads = {client: torch.zeros(1) for client in cohort}
     if system.calibration == "paper":
-        return Feedback(math.nan, uploads, {"loss": dict.fromkeys(range(len(sizes)), loss)})
-    return Feedback(loss, uploads)
+        return Feedback(
+            public_loss=math.nan, answered=uploads, answers={"loss": dict.fromkeys(range(len(sizes)), loss)}
+        )
+    return Feedback(public_loss=loss, answered=uploads)
 
 
 def trained(system: UDP, sizes: tuple[int, ...], steps: Sequence[float], seed: int = 0) -> Run:
     """Play a whole training in which the loss changes as given."""
     loss = 5.0
-    problem = Problem(sizes, 1, Schedule(system.cohorts(len(sizes)), Streams(seed)))
+    problem = Problem(sizes, 1, Schedule(system.cohorts(len(sizes)), Streams(seed).public))
     state = system.begin(problem, torch.zeros(1), told(system, sizes, loss))
     run = Run([state], [], Ledger(system.promise(sizes), sizes))
     for step in steps:
@@ -271,11 +273,11 @@ def test_the_first_round_is_measured_against_the_model_it_began_with() -> None:
 
 def test_clients_losses_are_weighed_by_their_records() -> None:
     system = UDP(rounds=10, discount=0.5, least_gain=0.0, calibration="paper")
-    problem = Problem((10, 30), 1, Schedule(system.cohorts(2), Streams(0)))
+    problem = Problem((10, 30), 1, Schedule(system.cohorts(2), Streams(0).public))
 
     def after(before: dict, now: dict) -> int:
-        state = system.begin(problem, torch.zeros(1), Feedback(None, {}, {"loss": before}))
-        return system.adapt(replace(state, round=1), Feedback(None, {}, {"loss": now})).rounds
+        state = system.begin(problem, torch.zeros(1), Feedback(answers={"loss": before}))
+        return system.adapt(replace(state, round=1), Feedback(answers={"loss": now})).rounds
 
     # (10·a + 30·b)/40: client 0 may lose three times what client 1 gains.
     assert after({0: 1.0, 1: 1.0}, {0: 1.29, 1: 0.9}) == 10
@@ -301,18 +303,18 @@ def test_a_discount_means_the_decimal_number_that_was_written(discount: float, r
 
 def test_without_public_data_exact_crd_says_why_it_cannot_watch_the_loss() -> None:
     system = UDP(discount=0.9)
-    problem = Problem((10, 10), 1, Schedule(system.cohorts(2), Streams(0)))
+    problem = Problem((10, 10), 1, Schedule(system.cohorts(2), Streams(0).public))
     why = r"^validation_share must be above 0 for CRD in tight calibration, was 0: it watches the loss, .*uncounted"
     with pytest.raises(BadInput, match=why):
-        system.begin(problem, torch.zeros(1), Feedback(validation_loss=None))
-    UDP().begin(problem, torch.zeros(1), Feedback(validation_loss=None))  # without CRD nobody watches
+        system.begin(problem, torch.zeros(1), Feedback(public_loss=None))
+    UDP().begin(problem, torch.zeros(1), Feedback(public_loss=None))  # without CRD nobody watches
 
 
 def test_only_the_papers_crd_asks_clients_for_their_loss() -> None:
-    assert UDP(discount=0.9).questions == UDP(calibration="paper").questions == ()
+    assert questions_in(UDP(discount=0.9).needs) == questions_in(UDP(calibration="paper").needs) == ()
     assert UDP(discount=0.9).promise((10,)).uncounted == ()
     paper = UDP(discount=0.9, calibration="paper")
-    assert paper.questions == ("loss",)
+    assert questions_in(paper.needs) == ("loss",)
     assert "loss" in paper.promise((10,)).uncounted[0]
     assert [UDP(discount=one).promise((10,)).noise for one in (None, 0.9)] == ["fixed", "adaptive"]
 

@@ -17,7 +17,7 @@ unhurried = settings(deadline=None)  # a busy machine is no failure
 
 
 def rng(seed):
-    return Streams(seed).generator("partition")
+    return Streams(seed).public.generator("partition")
 
 
 def joined(rows):

@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 import torch
+from asking import request, sum_of, uploads_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ import dpfl
 from dpfl.clients import stacked
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
+from dpfl.clients.uploads import Summed
 from dpfl.errors import Caution
 from dpfl.federation import Federation, Records
 from dpfl.gradients.capabilities import Capabilities, capabilities_of
@@ -173,22 +175,21 @@ class Cohort:
     seed: int
     room: tuple[int, int]  # for a chunk and for a block
 
-    def performed(self, kind: type, dtype: torch.dtype, **how: Any) -> Mapping[int, Tensor]:
+    def performed(self, kind: type, dtype: torch.dtype, *, apart: bool = True) -> Mapping[int, Tensor]:
         """Let the reference client or the stacked clients do it, in the memory that there is."""
         model, found = known_model(self.name, dtype)
         rng = np.random.default_rng(self.seed)
         records = tuple(records_of(KINDS[self.name], size, rng, dtype) for size in self.sizes)
         broadcast, round = model.weights(), 2
         if kind is ReferenceClients:
-            return ReferenceClients(model, records, Streams(self.seed)).perform(self.charged, broadcast, round)
+            return uploads_of(ReferenceClients(model, records, Streams(self.seed)), self.charged, broadcast, round)
         clients = StackedClients(model, records, Streams(self.seed), capabilities=found)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(stacked, "_CPU_CHUNK", self.room[0])
             patch.setattr(stacked, "_CPU_BLOCK", self.room[1])
-            uploads = clients.perform(self.charged, broadcast, round, **how)
-            if how.get("apart", True):
-                return uploads
-            return {0: uploads.weighted_sum(self.weights)}  # type: ignore[attr-defined]
+            if apart:
+                return uploads_of(clients, self.charged, broadcast, round)
+            return {0: sum_of(clients, self.charged, broadcast, round, self.weights)}
 
     @property
     def weights(self) -> dict[int, float]:
@@ -256,12 +257,10 @@ def test_whoever_is_asked_for_a_sum_alone_knows_who_uploaded_and_nothing_else(co
     model, found = known_model(cohort.name, torch.float64)
     rng = np.random.default_rng(cohort.seed)
     records = tuple(records_of(KINDS[cohort.name], size, rng, torch.float64) for size in cohort.sizes)
-    uploads = StackedClients(model, records, Streams(1), capabilities=found).perform(
-        cohort.charged, model.weights(), 1, apart=False
-    )
-    assert sorted(uploads) == sorted(cohort.charged)
-    with pytest.raises(LookupError, match="apart=True"):
-        uploads[next(iter(cohort.charged))]
+    clients = StackedClients(model, records, Streams(1), capabilities=found)
+    uploads = clients.perform(request(cohort.charged, model.weights(), 1, cohort.weights))
+    assert isinstance(uploads, Summed)
+    assert sorted(uploads.clients) == sorted(cohort.charged)
 
 
 # Broken records: a gradient that cannot be measured counts as nothing, as by the reference client.
@@ -279,10 +278,9 @@ def test_a_record_of_any_size_counts_as_much_as_the_clip_allows(
     records[0].x[1] = torch.tensor([1.0, -1.0, 0.5, 0.0], dtype=dtype) * size
     order = Order(steps=1, learning_rate=1.0, clip=RecordClip(0.5, norm))
     charged = {0: Charged(order, 3), 1: Charged(order, 5)}
-    uploads = StackedClients(model, tuple(records), Streams(1), capabilities=found).perform(
-        charged, model.weights(), 1, apart=apart
-    )
-    upload = uploads[0] if apart else uploads.weighted_sum({0: 1.0, 1: 1.0})  # type: ignore[attr-defined]
+    clients, both = StackedClients(model, tuple(records), Streams(1), capabilities=found), {0: 1.0, 1: 1.0}
+    here = model.weights()
+    upload = uploads_of(clients, charged, here)[0] if apart else sum_of(clients, charged, here, 1, both)
     bound = 0.5 if apart else 1.0  # a mean of gradients that are 0.5 long at most, of each client
     assert float(torch.linalg.vector_norm(upload.double(), ord=norm)) <= bound * (1 + 1e-5)
 
@@ -320,12 +318,12 @@ def test_gaps_never_count(loss: Any, clip: Any, steps: int, batch: Full | Poisso
     assert found.layers is not None
     order = Order(steps=steps, learning_rate=0.1, clip=clip, batch=batch)
     charged = {client: Charged(order, len(given[client])) for client in (1, 2)}
-    theirs = ReferenceClients(model, tuple(given), Streams(3)).perform(charged, model.weights(), 1)
+    theirs = uploads_of(ReferenceClients(model, tuple(given), Streams(3)), charged, model.weights(), 1)
     clients = StackedClients(model, tuple(given), Streams(3), capabilities=found)
-    ours = clients.perform(charged, model.weights(), 1)
+    ours = uploads_of(clients, charged, model.weights(), 1)
     for client in charged:
         assert_alike(ours[client], theirs[client], 1e-5)
-    total = clients.perform(charged, model.weights(), 1, apart=False).weighted_sum({1: 1.0, 2: 1.0})
+    total = sum_of(clients, charged, model.weights(), 1, {1: 1.0, 2: 1.0})
     assert torch.isfinite(total).all()
     if isinstance(batch, Full):
         assert_alike(total, theirs[1] + theirs[2], 1e-5)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from asking import uploads_of
 from torch import Tensor, nn
 
 from dpfl.clients.reference import ReferenceClients
@@ -49,11 +50,11 @@ def simulated(order_of: Callable[[int], Order]) -> float:
     records = tuple(Records(torch.zeros(n, DIM), torch.zeros(n)) for n in SIZES)
     streams = Streams(11)
     clients = ReferenceClients(model, records, streams)
-    schedule = Schedule(RoundRobin(CLIENTS, COHORT), streams)
+    schedule = Schedule(RoundRobin(CLIENTS, COHORT), streams.public)
     squares = []
     for round in range(1, ROUNDS + 1):
         charged = {client: Charged(order_of(client), SIZES[client]) for client in schedule.cohort(round)}
-        uploads = clients.perform(charged, torch.zeros(DIM), round)
+        uploads = uploads_of(clients, charged, torch.zeros(DIM), round)
         weights = {client: CLIENTS / COHORT * SIZES[client] / ALL for client in uploads}
         squares.append(float(aggregate(torch.zeros(DIM), uploads, weights).double().square().sum()))
     return float(np.mean(squares))

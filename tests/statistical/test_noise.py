@@ -7,6 +7,7 @@ hand passes); with these sample sizes a scale that is 5 % off is rejected all bu
 import numpy as np
 import pytest
 import torch
+from asking import uploads_of
 from scipy import stats
 from torch import Tensor, nn
 
@@ -34,7 +35,9 @@ devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=o
 @pytest.mark.parametrize("std", [1e-6, 1.0, 300.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gaussian_noise_has_its_declared_law(std: float, dtype: torch.dtype, device: str) -> None:
-    noised = add_noise(torch.zeros(DRAWS, dtype=dtype, device=device), Gaussian(std), Streams(1).generator("noise"))
+    noised = add_noise(
+        torch.zeros(DRAWS, dtype=dtype, device=device), Gaussian(std), Streams(1).secret.generator("noise")
+    )
     assert (noised.device.type, noised.dtype) == (device, dtype)
     drawn = noised.cpu().numpy()
     assert fits(drawn, "norm", std)
@@ -45,7 +48,7 @@ def test_gaussian_noise_has_its_declared_law(std: float, dtype: torch.dtype, dev
 @devices
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 300.0])
 def test_laplace_noise_has_its_declared_law(scale: float, device: str) -> None:
-    noised = add_noise(torch.zeros(DRAWS, device=device), Laplace(scale), Streams(1).generator("noise"))
+    noised = add_noise(torch.zeros(DRAWS, device=device), Laplace(scale), Streams(1).secret.generator("noise"))
     assert noised.device.type == device
     drawn = noised.cpu().numpy()
     assert fits(drawn, "laplace", scale)
@@ -57,10 +60,10 @@ def test_laplace_noise_has_its_declared_law(scale: float, device: str) -> None:
 def uploads(order: Order, *, seed: int = 3, rounds: int = 1) -> np.ndarray:
     """Return what 10 clients upload in each round, [rounds, clients, d], through the real client."""
     federation = federate("digits", clients=10, seed=0)
-    model = build("mlp", shape=federation.shape, classes=10, rng=Streams(0).generator("model"))
+    model = build("mlp", shape=federation.shape, classes=10, rng=Streams(0).public.generator("model"))
     clients = ReferenceClients(model, federation.clients, Streams(seed))
     charged = {client: Charged(order, size) for client, size in enumerate(federation.sizes)}
-    played = [clients.perform(charged, model.weights(), round) for round in range(1, rounds + 1)]
+    played = [uploads_of(clients, charged, model.weights(), round) for round in range(1, rounds + 1)]
     return np.stack([np.stack([round[client].numpy() for client in range(10)]) for round in played])
 
 
@@ -119,7 +122,7 @@ def test_poisson_batches_take_each_record_with_the_declared_rate() -> None:
     order = Order(steps=1, learning_rate=1.0, batch=Poisson(rate), clip=RecordClip(2.0))
     data = Records(torch.eye(records), torch.zeros(records))
     model = Model(Indicator(records), lambda outputs, _: outputs)
-    rng = Streams(5).generator("batches")
+    rng = Streams(5).secret.generator("batches")
     counts = np.zeros(records)
     for _ in range(trials):
         update = perform(Charged(order, records), model, torch.zeros(records), data, batches=rng, noise=rng)

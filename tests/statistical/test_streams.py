@@ -11,7 +11,7 @@ from dpfl.streams import Streams
 
 
 def draw(seed: int | None, purpose: str = "noise", client: int | None = 0, round: int | None = 1) -> np.ndarray:
-    return Streams(seed).generator(purpose, client=client, round=round).standard_normal(2000)
+    return Streams(seed).secret.generator(purpose, client=client, round=round).standard_normal(2000)
 
 
 def test_the_same_name_gives_the_same_stream_and_any_other_name_another() -> None:
@@ -35,8 +35,8 @@ def test_the_same_name_gives_the_same_stream_and_any_other_name_another() -> Non
 
 def test_what_was_drawn_before_changes_nothing() -> None:
     streams = Streams(3)
-    streams.generator("noise", client=8, round=1).random(10_000)
-    assert (streams.generator("noise", client=0, round=1).standard_normal(2000) == draw(3)).all()
+    streams.secret.generator("noise", client=8, round=1).random(10_000)
+    assert (streams.secret.generator("noise", client=0, round=1).standard_normal(2000) == draw(3)).all()
 
 
 def test_without_a_seed_no_two_runs_share_noise() -> None:
@@ -47,7 +47,7 @@ def test_without_a_seed_no_two_runs_share_noise() -> None:
 
 def test_neighbouring_streams_are_uniform_together() -> None:
     """The first numbers of 5,000 streams look like one uniform sample (false alarm 1e-3); skewed ones do not."""
-    first = np.array([Streams(4).generator("noise", client=client, round=1).random() for client in range(5000)])
+    first = np.array([Streams(4).secret.generator("noise", client=client, round=1).random() for client in range(5000)])
     assert stats.kstest(first, "uniform").pvalue > 1e-3
     assert stats.kstest(first**1.1, "uniform").pvalue < 1e-3
 

@@ -14,6 +14,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from asking import sum_of, uploads_of
 from scipy import special, stats
 from torch import Tensor, nn
 
@@ -132,14 +133,13 @@ def added(uploads: Mapping[int, Tensor], weights: Mapping[int, float]) -> Tensor
 
 def by_reference(order_of: OrderOf, round: int, seed: int = 3) -> Tensor:
     clients = ReferenceClients(flat(DIM)[0], silent(), Streams(seed))
-    return added(clients.perform(charged(order_of), torch.zeros(DIM), round), WEIGHTS)
+    return added(uploads_of(clients, charged(order_of), torch.zeros(DIM), round), WEIGHTS)
 
 
 def by_sum(order_of: OrderOf, round: int, seed: int = 3, weights: Mapping[int, float] = WEIGHTS) -> Tensor:
     model, found = flat(DIM)
     clients = StackedClients(model, silent(), Streams(seed), capabilities=found)
-    uploads = clients.perform(charged(order_of), torch.zeros(DIM), round, apart=False)
-    return uploads.weighted_sum(weights)  # type: ignore[attr-defined, no-any-return]
+    return sum_of(clients, charged(order_of), torch.zeros(DIM), round, weights)
 
 
 def each_alone(order_of: OrderOf, round: int, seed: int = 3, weights: Mapping[int, float] = WEIGHTS) -> Tensor:
@@ -204,8 +204,7 @@ def test_noise_comes_on_top_of_what_was_learned(order_of: OrderOf) -> None:
     def sums(orders: OrderOf) -> Tensor:
         paid = {i: Charged(orders(i), PAID[i]) for i in WEIGHTS}
         rounds = range(1, ROUNDS + 1)
-        told = [clients.perform(paid, torch.zeros(DIM), round, apart=False) for round in rounds]
-        return torch.cat([one.weighted_sum(WEIGHTS) for one in told])  # type: ignore[attr-defined]
+        return torch.cat([sum_of(clients, paid, torch.zeros(DIM), round, WEIGHTS) for round in rounds])
 
     noised, plain = sums(order_of), sums(quiet.__getitem__)
     std = math.hypot(*(size for (size,) in in_sum(order_of)))
@@ -324,10 +323,7 @@ def taken(steps: int, room: int) -> np.ndarray:
     weights = {i: rate * RECORDS[i] for i, rate in enumerate(RATE)}  # undoes the division
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stacked, "_CPU_CHUNK", room)
-        sums = [
-            clients.perform(paid, torch.zeros(ALL), round, apart=False).weighted_sum(weights)  # type: ignore[attr-defined]
-            for round in range(1, TRIALS + 1)
-        ]
+        sums = [sum_of(clients, paid, torch.zeros(ALL), round, weights) for round in range(1, TRIALS + 1)]
     counts = -torch.stack(sums).numpy()
     assert np.abs(counts - counts.round()).max() < 1e-4  # whole records
     return counts.round()

@@ -12,6 +12,7 @@ from dpfl.clients.answers import Answers, Work
 from dpfl.clients.pool import Pool
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
+from dpfl.clients.uploads import Separate
 from dpfl.federation import Records
 from dpfl.gradients.capabilities import capabilities_of
 from dpfl.gradients.layered import Layered
@@ -42,7 +43,7 @@ def both(
     known = capabilities_of(model, Records(public.x, data[2].y[:8]))
     ours = StackedClients(model, data, Streams(0), capabilities=known, room=room)
     theirs = ReferenceClients(model, data, Streams(0), vectorised=False)
-    before, moved = model.weights(), uploads(model, who)
+    before, moved = model.weights(), Separate(uploads(model, who))
     after = before + 0.1
     return ours.answer(asked, before, moved, after), theirs.answer(asked, before, moved, after)
 
@@ -59,7 +60,7 @@ def assert_same(ours: dict[Question, dict[int, float]], theirs: dict[Question, d
 def test_answers_are_those_of_the_reference_client(name: str, room: int | None) -> None:
     classes = None if name == "linear" else 2 if name == "svm" else 3
     shape = (1, 14, 14) if "cnn" in name else (5,)
-    model = build(name, shape=shape, classes=classes, rng=Streams(0).generator("model"))
+    model = build(name, shape=shape, classes=classes, rng=Streams(0).public.generator("model"))
     model.module.double()
     assert_same(*both(model, records(*shape, classes=classes), BOTH, (1, 2, 5), room))
 

@@ -57,7 +57,7 @@ def test_each_client_draws_what_the_reference_client_draws(law: Law) -> None:
     streams, whole = Streams(4), pool()
     draws = EachClient(streams, whole, chunk(CLIENTS, RATES, law), 3, 5)
     batches = [streams.generator("batches", client=client, round=3) for client in CLIENTS]
-    noises = [streams.generator("noise", client=client, round=3) for client in CLIENTS]
+    noises = [streams.secret.generator("noise", client=client, round=3) for client in CLIENTS]
     for _ in range(3):  # step after step
         found = chosen(draws.batch(), 3)
         for mine, client, rng, rate in zip(found, CLIENTS, batches, RATES, strict=True):
@@ -185,7 +185,7 @@ def test_there_is_room_for_almost_every_batch(records: int, rate: float) -> None
 # Sums of noise.
 
 SUM_SOURCES: dict[str, Callable[[int], np.random.Generator | torch.Generator]] = {
-    "host": lambda seed: Streams(seed).generator("sum"),
+    "host": lambda seed: Streams(seed).secret.generator("sum"),
     "device": lambda seed: torch.Generator().manual_seed(seed),
 }
 
@@ -215,4 +215,4 @@ def test_a_sum_of_noise_repeats_with_its_stream(law: Law, source: str) -> None:
 
 @pytest.mark.parametrize("law", [Gaussian, Laplace])
 def test_no_noise_is_none(law: Law) -> None:
-    assert draw_sum(law, [0.0] * 3, 5, Streams(1).generator("sum")).abs().sum() == 0
+    assert draw_sum(law, [0.0] * 3, 5, Streams(1).secret.generator("sum")).abs().sum() == 0

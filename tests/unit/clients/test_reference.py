@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from asking import uploads_of
 from torch import Tensor, nn
 
 from dpfl.clients import reference
@@ -231,7 +232,7 @@ NOISY = Order(
 def cohort(model: Model, seed: int = 0) -> ReferenceClients:
     rows = torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(2))
     streams = Streams(seed)
-    with layer_randomness(streams.generator("probe"), torch.device("cpu")):
+    with layer_randomness(streams.public.generator("probe"), torch.device("cpu")):
         return ReferenceClients(model, tuple(Records(x, torch.arange(6) % 2) for x in rows), streams)
 
 
@@ -247,8 +248,8 @@ def classifier(*, dropout: float) -> Model:
 def test_the_order_of_visits_changes_nothing(dropout: float) -> None:
     model = classifier(dropout=dropout)
     clients, broadcast = cohort(model), model.weights()
-    forwards = clients.perform({c: Charged(NOISY, 6) for c in (0, 1, 2, 3)}, broadcast, 1)
-    backwards = clients.perform({c: Charged(NOISY, 6) for c in (3, 1, 0)}, broadcast, 1)
+    forwards = uploads_of(clients, {c: Charged(NOISY, 6) for c in (0, 1, 2, 3)}, broadcast, 1)
+    backwards = uploads_of(clients, {c: Charged(NOISY, 6) for c in (3, 1, 0)}, broadcast, 1)
     assert list(backwards) == [3, 1, 0]
     assert all(torch.equal(backwards[client], forwards[client]) for client in backwards)
 
@@ -259,7 +260,7 @@ def test_no_two_clients_or_rounds_share_randomness() -> None:
     clients = ReferenceClients(model, tuple(Records(rows, torch.zeros(6).long()) for rows in x), Streams(0))
     order = Order(steps=1, learning_rate=0.5, clip=RecordClip(1.0), noise=Gaussian(0.1))
     paid = {client: Charged(order, 6) for client in (0, 1)}
-    one, two = (clients.perform(paid, model.weights(), round) for round in (1, 2))
+    one, two = (uploads_of(clients, paid, model.weights(), round) for round in (1, 2))
     uploads = [*one.values(), *two.values()]  # same data, same model, same order: only the noise can differ
     assert not any(torch.equal(uploads[i], uploads[j]) for i in range(4) for j in range(i))
 
@@ -271,7 +272,7 @@ def test_dropout_repeats_with_the_streams_and_leaves_torchs_own_alone(clip: Reco
 
     def uploads(model: Model, seed: int) -> Tensor:
         before = torch.get_rng_state()
-        result = cohort(model, seed).perform(paid, model.weights(), 1)
+        result = uploads_of(cohort(model, seed), paid, model.weights(), 1)
         assert torch.equal(torch.get_rng_state(), before)
         return torch.stack([result[client] for client in sorted(result)])
 
@@ -286,6 +287,6 @@ def test_dropout_is_on_although_the_module_was_being_evaluated() -> None:
     model = classifier(dropout=0.5)
     clients = cohort(model)
     paid = {0: Charged(Order(steps=1, learning_rate=0.5), 6)}
-    training = clients.perform(paid, model.weights(), 1)[0]
+    training = uploads_of(clients, paid, model.weights(), 1)[0]
     model.module.eval()
-    assert torch.equal(clients.perform(paid, model.weights(), 1)[0], training)
+    assert torch.equal(uploads_of(clients, paid, model.weights(), 1)[0], training)

@@ -6,19 +6,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+from asking import request, sum_of, uploads_of
 from torch import Tensor, nn
 from torch.nn import functional
 
 from dpfl.clients import stacked
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.together import Together
+from dpfl.clients.uploads import Separate, Summed
 from dpfl.federation import Records
 from dpfl.gradients.capabilities import Capabilities, capabilities_of
 from dpfl.models import Model, build
 from dpfl.models.architectures import cross_entropy, squared_error
 from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
 from dpfl.privacy.ledger import Charged
+from dpfl.server.aggregation import aggregate
 from dpfl.streams import Streams
 
 FEATURES, CLASSES, SIZES = 5, 3, (7, 4, 7, 12, 1, 7)
@@ -110,8 +112,8 @@ def mixed(first: Order) -> dict[int, Order]:
 def test_every_client_uploads_what_the_reference_client_uploads(name: str) -> None:
     model, data = mlp(), records()
     for order in ((ORDERS | SAMPLED)[name], mixed((ORDERS | SAMPLED)[name])):
-        theirs = ReferenceClients(model, data, Streams(0)).perform(paid(order), model.weights(), 2)
-        ours = clients(model, data).perform(paid(order), model.weights(), 2)
+        theirs = uploads_of(ReferenceClients(model, data, Streams(0)), paid(order), model.weights(), 2)
+        ours = uploads_of(clients(model, data), paid(order), model.weights(), 2)
         assert list(ours) == list(theirs)
         assert_close(rows(ours), rows(theirs))
 
@@ -120,7 +122,7 @@ def test_every_client_uploads_what_the_reference_client_uploads(name: str) -> No
 def test_the_papers_models(name: str) -> None:
     classes = None if name == "linear" else 2 if name == "svm" else CLASSES
     shape = (1, 14, 14) if "cnn" in name else (FEATURES,)
-    model = build(name, shape=shape, classes=classes, rng=Streams(0).generator("model"))
+    model = build(name, shape=shape, classes=classes, rng=Streams(0).public.generator("model"))
     model.module.double()
 
     def fitting(batch: Records) -> Records:
@@ -132,19 +134,18 @@ def test_the_papers_models(name: str) -> None:
         ORDERS["everything"], ORDERS["plain"], ORDERS["clients clipped"], SAMPLED["noise on steps"], SAMPLED["sampled"],
     ):  # fmt: skip
         few = paid(order, (0, 1, 2))
-        theirs = rows(ReferenceClients(model, data, Streams(0)).perform(few, model.weights(), 1))
-        assert_close(rows(ours.perform(few, model.weights(), 1)), theirs)
+        theirs = rows(uploads_of(ReferenceClients(model, data, Streams(0)), few, model.weights(), 1))
+        assert_close(rows(uploads_of(ours, few, model.weights(), 1)), theirs)
         if order in ORDERS.values():
-            total = ours.perform(few, model.weights(), 1, apart=False)
-            assert isinstance(total, Together)
-            assert_close(total.weighted_sum(WEIGHTS), sum(WEIGHTS[c] * row for c, row in enumerate(theirs)))
+            total = sum_of(ours, few, model.weights(), 1, WEIGHTS)
+            assert_close(total, sum(WEIGHTS[c] * row for c, row in enumerate(theirs)))
 
 
 def test_the_order_of_clients_changes_nothing_and_is_kept() -> None:
     model = mlp()
     ours, orders = clients(model, records()), mixed(SAMPLED["noise on steps"])
-    forwards = ours.perform(paid(orders), model.weights(), 1)
-    backwards = ours.perform(paid(orders, (5, 3, 0, 2)), model.weights(), 1)
+    forwards = uploads_of(ours, paid(orders), model.weights(), 1)
+    backwards = uploads_of(ours, paid(orders, (5, 3, 0, 2)), model.weights(), 1)
     assert list(forwards) == [0, 1, 2, 3, 4, 5]
     assert list(backwards) == [5, 3, 0, 2]
     for client, upload in backwards.items():
@@ -154,7 +155,7 @@ def test_the_order_of_clients_changes_nothing_and_is_kept() -> None:
 def test_rounds_and_seeds_differ() -> None:
     model, data, order = mlp(), records(), paid(SAMPLED["noise on steps"])
     uploads = [
-        rows(clients(model, data, seed=seed).perform(order, model.weights(), round))
+        rows(uploads_of(clients(model, data, seed=seed), order, model.weights(), round))
         for seed in (0, 1) for round in (1, 2)
     ]  # fmt: skip
     assert len({float(one.sum()) for one in uploads}) == 4
@@ -168,23 +169,29 @@ def test_a_sum_is_that_of_the_uploads(name: str) -> None:
     model = mlp()
     ours = clients(model, records())
     for order in (ORDERS[name], mixed(ORDERS[name]) | {5: ORDERS["clients clipped"]}):
-        apart = ours.perform(paid(order), model.weights(), 1)
-        together = ours.perform(paid(order), model.weights(), 1, apart=False)
-        assert isinstance(together, Together)
-        assert_close(together.weighted_sum(WEIGHTS), sum(WEIGHTS[c] * upload for c, upload in apart.items()))
+        apart = uploads_of(ours, paid(order), model.weights(), 1)
+        together = sum_of(ours, paid(order), model.weights(), 1, WEIGHTS)
+        assert_close(together, sum(WEIGHTS[c] * upload for c, upload in apart.items()))
 
 
 def test_who_uploaded_is_known_and_what_is_not() -> None:
     model = mlp()
-    together = clients(model, records()).perform(
-        paid(ORDERS["plain"], (3, 1, 4)), model.weights(), 1, apart=False
-    )  # fmt: skip
-    assert list(together) == [3, 1, 4]
-    assert len(together) == 3
-    assert 1 in together
-    assert 0 not in together
-    with pytest.raises(LookupError, match=r"upload of client 3 was not formed: ask to perform with apart=True"):
-        together[3]
+    few = paid(ORDERS["plain"], (3, 1, 4))
+    ours, theirs = clients(model, records()), ReferenceClients(model, records(), Streams(0))
+    together = ours.perform(request(few, model.weights()))
+    assert isinstance(together, Summed)
+    assert together.clients == (3, 1, 4)
+    apart = [one.perform(request(few, model.weights(), separate=True)) for one in (ours, theirs)]
+    assert all(isinstance(one, Separate) and one.clients == (3, 1, 4) for one in apart)
+
+
+def test_a_round_of_nobody_moves_nothing() -> None:
+    model = mlp()
+    for one in (clients(model, records()), ReferenceClients(model, records(), Streams(0))):
+        for separate in (False, True):
+            uploads = one.perform(request({}, model.weights(), separate=separate))
+            assert uploads.clients == ()
+            assert aggregate(model.weights(), uploads, {}).abs().sum() == 0
 
 
 def silent() -> tuple[Model, tuple[Records, ...]]:
@@ -220,11 +227,10 @@ def test_the_noise_of_a_sum_is_as_large_as_that_of_the_uploads(order: Order, siz
     model, data = silent()
     seen = Records(public(50).x, public().y)
     ours = clients(model, data, seen)
-    together = ours.perform(paid(order), model.weights(), 1, apart=False)
-    assert isinstance(together, Together)
+    together = sum_of(ours, paid(order), model.weights(), 1, WEIGHTS)
     expected = math.sqrt(sum((WEIGHTS[c] * size(records)) ** 2 for c, records in enumerate(SIZES)))
-    assert together.weighted_sum(WEIGHTS).std().item() == pytest.approx(expected, rel=0.05)
-    for client, upload in ours.perform(paid(order), model.weights(), 1).items():
+    assert together.std().item() == pytest.approx(expected, rel=0.05)
+    for client, upload in uploads_of(ours, paid(order), model.weights(), 1).items():
         assert upload.std().item() == pytest.approx(size(SIZES[client]), rel=0.05)
 
 
@@ -234,20 +240,19 @@ def test_the_noise_of_every_kind_of_order_is_in_the_sum() -> None:
     quiet = Order(steps=1, learning_rate=0.5, clip=RecordClip(1.0), noise=Gaussian(0.01))
     for loud in (replace(quiet, noise=Gaussian(3.0), noise_on="step"), replace(quiet, steps=2, noise=Gaussian(3.0))):
         orders = dict.fromkeys(range(len(SIZES)), quiet) | {3: loud}
-        together = ours.perform(paid(orders), model.weights(), 1, apart=False)
+        together = sum_of(ours, paid(orders), model.weights(), 1, WEIGHTS)
         size = 3.0 if loud.noise_on == "upload" else 0.5 * 3.0 / SIZES[3]
         expected = math.hypot(WEIGHTS[3] * size, *(0.01 * WEIGHTS[c] for c in WEIGHTS if c != 3))
-        assert together.weighted_sum(WEIGHTS).std().item() == pytest.approx(expected, rel=0.05)
+        assert together.std().item() == pytest.approx(expected, rel=0.05)
 
 
 def test_a_sum_repeats_and_differs_from_round_to_round() -> None:
     model, order = mlp(), paid(mixed(SAMPLED["noise on steps"]))
 
     def total(round: int, seed: int = 0) -> Tensor:
-        together = clients(model, records(), seed=seed).perform(order, model.weights(), round, apart=False)
-        assert isinstance(together, Together)
-        first = together.weighted_sum(WEIGHTS)
-        assert torch.equal(together.weighted_sum(WEIGHTS), first)  # asked twice, it is drawn once
+        ours = clients(model, records(), seed=seed)
+        first = sum_of(ours, order, model.weights(), round, WEIGHTS)
+        assert torch.equal(sum_of(ours, order, model.weights(), round, WEIGHTS), first)  # it is a function of its names
         return first
 
     assert torch.equal(total(1), total(1))
@@ -261,11 +266,10 @@ def test_a_sampled_sum_is_right_on_average() -> None:
     ours = clients(model, data)
     order = Order(steps=1, learning_rate=1.0, batch=Poisson(0.3), clip=RecordClip(0.5))
     few = {client: Charged(order, 20) for client in (0, 1)}
-    totals = torch.stack([
-        ours.perform(few, model.weights(), round, apart=False).weighted_sum({0: 1.0, 1: 2.0}) for round in range(300)
-    ])  # fmt: skip
+    weights = {0: 1.0, 1: 2.0}
+    totals = torch.stack([sum_of(ours, few, model.weights(), round, weights) for round in range(300)])
     full = {client: Charged(replace(order, batch=ORDERS["plain"].batch), 20) for client in (0, 1)}
-    expected = ours.perform(full, model.weights(), 1, apart=False).weighted_sum({0: 1.0, 1: 2.0})
+    expected = sum_of(ours, full, model.weights(), 1, {0: 1.0, 1: 2.0})
     spread = totals.std(dim=0) / math.sqrt(len(totals))
     assert ((totals.mean(dim=0) - expected).abs() <= 4.5 * spread + 1e-12).all()
     assert (spread > 0).any()
@@ -278,15 +282,14 @@ def test_a_sampled_sum_is_right_on_average() -> None:
 def test_memory_changes_nothing(chunk: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = mlp(), records()
     orders = [paid(mixed(order)) for order in (ORDERS["everything"], SAMPLED["noise on steps"])]
-    whole = [rows(clients(model, data).perform(order, model.weights(), 1)) for order in orders]
-    single = clients(model, data).perform(paid(ORDERS["records clipped"]), model.weights(), 1, apart=False)
-    total = single.weighted_sum(WEIGHTS)
+    whole = [rows(uploads_of(clients(model, data), order, model.weights(), 1)) for order in orders]
+    total = sum_of(clients(model, data), paid(ORDERS["records clipped"]), model.weights(), 1, WEIGHTS)
     monkeypatch.setattr(stacked, "_CPU_CHUNK", chunk)
     monkeypatch.setattr(stacked, "_CPU_BLOCK", block)
     for order, expected in zip(orders, whole, strict=True):
-        assert_close(rows(clients(model, data).perform(order, model.weights(), 1)), expected)
-    again = clients(model, data).perform(paid(ORDERS["records clipped"]), model.weights(), 1, apart=False)
-    assert_close(again.weighted_sum(WEIGHTS), total)
+        assert_close(rows(uploads_of(clients(model, data), order, model.weights(), 1)), expected)
+    again = sum_of(clients(model, data), paid(ORDERS["records clipped"]), model.weights(), 1, WEIGHTS)
+    assert_close(again, total)
 
 
 @pytest.mark.parametrize("chunk", [1, 600, 10**9])
@@ -299,8 +302,8 @@ def test_the_number_of_threads_changes_nothing(chunk: int, monkeypatch: pytest.M
         torch.set_num_threads(threads)
         ours = clients(model, data)
         found.append([
-            rows(ours.perform(order, model.weights(), 1)),
-            ours.perform(order, model.weights(), 1, apart=False).weighted_sum(WEIGHTS),
+            rows(uploads_of(ours, order, model.weights(), 1)),
+            sum_of(ours, order, model.weights(), 1, WEIGHTS),
         ])  # fmt: skip
         assert torch.get_num_threads() == threads
     assert_close(found[0][0], found[1][0])
@@ -335,10 +338,10 @@ def test_every_thread_trains_the_model_in_training(threads: int, monkeypatch: py
     monkeypatch.setattr(stacked, "_CPU_CHUNK", 1)
     torch.set_num_threads(threads)
     model, data = Model(Louder().double(), cross_entropy), records()
-    theirs = ReferenceClients(model, data, Streams(0)).perform(paid(ORDERS["everything"]), model.weights(), 1)
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), paid(ORDERS["everything"]), model.weights(), 1)
     ours = clients(model, data)
     model.module.eval()
-    assert_close(rows(ours.perform(paid(ORDERS["everything"]), model.weights(), 1)), rows(theirs))
+    assert_close(rows(uploads_of(ours, paid(ORDERS["everything"]), model.weights(), 1)), rows(theirs))
 
 
 def test_a_module_that_keeps_what_it_saw_trains_on_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,8 +349,8 @@ def test_a_module_that_keeps_what_it_saw_trains_on_two_threads(monkeypatch: pyte
     torch.set_num_threads(2)
     model, data = Model(Remembering().double(), cross_entropy), records()
     ours = StackedClients(model, data, Streams(0), capabilities=capabilities_of(model, public()))
-    theirs = ReferenceClients(model, data, Streams(0)).perform(paid(ORDERS["everything"]), model.weights(), 1)
-    assert_close(rows(ours.perform(paid(ORDERS["everything"]), model.weights(), 1)), rows(theirs))
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), paid(ORDERS["everything"]), model.weights(), 1)
+    assert_close(rows(uploads_of(ours, paid(ORDERS["everything"]), model.weights(), 1)), rows(theirs))
 
 
 # Broken and unusual records.
@@ -367,12 +370,12 @@ def test_a_broken_record_counts_as_zero(
     x[3, 1] = broken
     spoilt[2] = Records(x, data[2].y)
     order = paid(Order(steps=steps, learning_rate=0.5, clip=RecordClip(0.3, norm)))
-    expected = rows(ReferenceClients(model, tuple(spoilt), Streams(0)).perform(order, model.weights(), 1))
+    expected = rows(uploads_of(ReferenceClients(model, tuple(spoilt), Streams(0)), order, model.weights(), 1))
     assert torch.isfinite(expected).all()
     ours = clients(model, tuple(spoilt))
-    assert_close(rows(ours.perform(order, model.weights(), 1)), expected)
-    together = ours.perform(order, model.weights(), 1, apart=False)
-    assert_close(together.weighted_sum(WEIGHTS), sum(WEIGHTS[c] * row for c, row in enumerate(expected)))
+    assert_close(rows(uploads_of(ours, order, model.weights(), 1)), expected)
+    together = sum_of(ours, order, model.weights(), 1, WEIGHTS)
+    assert_close(together, sum(WEIGHTS[c] * row for c, row in enumerate(expected)))
 
 
 @pytest.mark.parametrize("clip", [None, ClientClip(0.3), ModelClip(0.3)])
@@ -380,8 +383,8 @@ def test_a_broken_record_of_one_client_does_not_reach_the_others(clip: ClientCli
     model, data = mlp(), records()
     spoilt = (*data[:2], Records(data[2].x.clone().fill_(math.nan), data[2].y), *data[3:])
     order = paid(Order(steps=2, learning_rate=0.5, clip=clip))
-    theirs = ReferenceClients(model, spoilt, Streams(0)).perform(order, model.weights(), 1)
-    ours = clients(model, spoilt).perform(order, model.weights(), 1)
+    theirs = uploads_of(ReferenceClients(model, spoilt, Streams(0)), order, model.weights(), 1)
+    ours = uploads_of(clients(model, spoilt), order, model.weights(), 1)
     torch.testing.assert_close(rows(ours), rows(theirs), rtol=1e-9, atol=1e-11, equal_nan=True)
     assert torch.isfinite(ours[1]).all()
 
@@ -396,8 +399,7 @@ def test_a_huge_input_is_clipped_whatever_its_derivative(norm: int, apart: bool,
     ours = clients(model, data, Records(torch.randn(8, 2), torch.arange(8) % 2))
     broadcast = torch.tensor([30.0, 0.0, other, 0.0])
     order = {0: Charged(Order(steps=1, learning_rate=1.0, clip=RecordClip(1e-4, norm)), 1)}
-    uploads = ours.perform(order, broadcast, 1, apart=apart)
-    upload = uploads[0] if apart else uploads.weighted_sum({0: 1.0})
+    upload = uploads_of(ours, order, broadcast)[0] if apart else sum_of(ours, order, broadcast, 1, {0: 1.0})
     reach = torch.linalg.vector_norm(upload.double(), ord=norm)
     assert reach <= 1e-4 * (1 + 1e-5)
     assert reach >= 0.9e-4 or huge == 1.8e19  # which is just small enough to be taken for longer than it is
@@ -407,13 +409,13 @@ def test_empty_batches_move_by_noise_alone() -> None:
     model, data = mlp(), records()
     quiet = Order(steps=2, learning_rate=0.5, batch=Poisson(1e-12), clip=RecordClip(0.3))
     ours = clients(model, data)
-    assert rows(ours.perform(paid(quiet), model.weights(), 1)).abs().max() <= 1e-15
-    assert ours.perform(paid(quiet), model.weights(), 1, apart=False).weighted_sum(WEIGHTS).abs().max() <= 1e-15
+    assert rows(uploads_of(ours, paid(quiet), model.weights(), 1)).abs().max() <= 1e-15
+    assert sum_of(ours, paid(quiet), model.weights(), 1, WEIGHTS).abs().max() <= 1e-15
     single = replace(quiet, steps=1)
-    assert ours.perform(paid(single), model.weights(), 1, apart=False).weighted_sum(WEIGHTS).abs().sum() == 0
+    assert sum_of(ours, paid(single), model.weights(), 1, WEIGHTS).abs().sum() == 0
     loud = replace(quiet, noise=Gaussian(1.0), noise_on="step")
-    theirs = ReferenceClients(model, data, Streams(0)).perform(paid(loud), model.weights(), 1)
-    assert_close(rows(ours.perform(paid(loud), model.weights(), 1)), rows(theirs))
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), paid(loud), model.weights(), 1)
+    assert_close(rows(uploads_of(ours, paid(loud), model.weights(), 1)), rows(theirs))
 
 
 class Angle(nn.Module):
@@ -433,11 +435,11 @@ def test_what_fills_gaps_counts_for_nothing_whatever_the_model_makes_of_it(
 ) -> None:
     model, data = Model(Angle().double(), cross_entropy), records()
     order = paid(Order(steps=2, learning_rate=0.5, clip=clip))
-    theirs = ReferenceClients(model, data, Streams(0)).perform(order, model.weights(), 1)
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), order, model.weights(), 1)
     ours = StackedClients(
         model, data, Streams(0), capabilities=capabilities_of(model, public())
     )  # it may well be refused
-    assert_close(rows(ours.perform(order, model.weights(), 1)), rows(theirs))
+    assert_close(rows(uploads_of(ours, order, model.weights(), 1)), rows(theirs))
 
 
 @pytest.mark.parametrize("clip", [None, RecordClip(0.3), ClientClip(0.1)])
@@ -448,8 +450,8 @@ def test_words_of_clients_of_unlike_sizes(clip: RecordClip | ClientClip | None) 
     data = tuple(Records(torch.randint(0, 9, (len(y), 5), generator=source), y) for y in (one.y for one in records()))
     seen = Records(torch.randint(0, 9, (8, 5), generator=source), public().y)
     order = paid(Order(steps=2, learning_rate=0.5, clip=clip))
-    theirs = ReferenceClients(model, data, Streams(0)).perform(order, model.weights(), 1)
-    assert_close(rows(clients(model, data, seen).perform(order, model.weights(), 1)), rows(theirs))
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), order, model.weights(), 1)
+    assert_close(rows(uploads_of(clients(model, data, seen), order, model.weights(), 1)), rows(theirs))
 
 
 # Models.
@@ -471,8 +473,8 @@ def test_dropout_repeats_with_the_streams_and_leaves_torchs_own_alone(apart: boo
     def upload(seed: int, round: int = 1) -> Tensor:
         ours = clients(model, records(), seed=seed)
         before = torch.get_rng_state()
-        uploads = ours.perform(order, weights, round, apart=apart)
-        result = rows(uploads) if apart else uploads.weighted_sum(WEIGHTS)
+        apart_or_not = uploads_of(ours, order, weights, round) if apart else None
+        result = sum_of(ours, order, weights, round, WEIGHTS) if apart_or_not is None else rows(apart_or_not)
         assert torch.equal(torch.get_rng_state(), before)
         return result
 
@@ -494,7 +496,7 @@ def test_dropout_is_the_same_on_one_thread_and_on_two(monkeypatch: pytest.Monkey
     found = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        found.append(rows(clients(model, data).perform(paid(ORDERS["several steps"]), model.weights(), 1)))
+        found.append(rows(uploads_of(clients(model, data), paid(ORDERS["several steps"]), model.weights(), 1)))
     assert_close(*found)
 
 
@@ -504,7 +506,7 @@ def test_dropout_drops_as_much_as_the_reference_client_on_average() -> None:
     weights = model.weights()
     ours, theirs = clients(model, data), ReferenceClients(model, data, Streams(5))
     found, expected = (
-        torch.stack([one.perform(order, weights, round)[0] for round in range(200)]) for one in (ours, theirs)
+        torch.stack([uploads_of(one, order, weights, round)[0] for round in range(200)]) for one in (ours, theirs)
     )
     spread = torch.sqrt((found.var(dim=0) + expected.var(dim=0)) / 200)
     assert ((found.mean(dim=0) - expected.mean(dim=0)).abs() <= 4.5 * spread + 1e-12).all()
@@ -526,17 +528,21 @@ def test_a_model_of_unknown_layers_trains_by_the_reference_clients_loop(apart: b
     found = capabilities_of(model, public())
     assert found.layers is None
     assert found.vectorised
-    assert str(found) == "at once"
+    assert str(found) == "records' gradients at once"
+    assert found.why_not == "Unknown is not among the layers that are known"
     order = paid(mixed(SAMPLED["noise on steps"]))
-    theirs = ReferenceClients(model, data, Streams(0)).perform(order, model.weights(), 1)
-    ours = StackedClients(model, data, Streams(0), capabilities=found).perform(order, model.weights(), 1, apart=apart)
-    assert torch.equal(rows(ours), rows(theirs))
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), order, model.weights(), 1)
+    ours = StackedClients(model, data, Streams(0), capabilities=found)
+    assert ours.drawn_by == "client"
+    uploads = ours.perform(request(order, model.weights(), separate=apart))
+    assert isinstance(uploads, Separate)
+    assert torch.equal(rows(uploads.by_client), rows(theirs))
 
 
 def test_ways_are_told_in_words() -> None:
-    assert str(capabilities_of(mlp(), public())) == "from layers"
-    assert str(Capabilities.none(mlp(), public())) == "at once"
-    assert str(Capabilities(None, False, False)) == "one by one"
+    assert str(capabilities_of(mlp(), public())) == "records' gradients from layers"
+    assert str(Capabilities.none(mlp(), public())) == "records' gradients at once"
+    assert str(Capabilities(None, False, False)) == "records' gradients one by one"
     regression = Model(nn.Linear(FEATURES, 1).double(), squared_error)
     seen = Records(public().x, public().x.sum(dim=1))
     assert capabilities_of(regression, seen).least_squares
@@ -579,11 +585,11 @@ def test_pooling_before_relu_is_the_same_where_numbers_tie(
     assert (convolved == 0).any()
     assert len(convolved.unique()) < 16  # there are ties, indeed
     order = paid(Order(steps=1, learning_rate=0.5, clip=RecordClip(0.3)))
-    theirs = ReferenceClients(model, data, Streams(0)).perform(order, model.weights(), 1)
-    assert_close(rows(clients(model, data, public(*shape)).perform(order, model.weights(), 1)), rows(theirs))
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), order, model.weights(), 1)
+    assert_close(rows(uploads_of(clients(model, data, public(*shape)), order, model.weights(), 1)), rows(theirs))
     plain = paid(ORDERS["plain"])
-    theirs = ReferenceClients(model, data, Streams(0)).perform(plain, model.weights(), 1)
-    assert_close(rows(clients(model, data, public(*shape)).perform(plain, model.weights(), 1)), rows(theirs))
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), plain, model.weights(), 1)
+    assert_close(rows(uploads_of(clients(model, data, public(*shape)), plain, model.weights(), 1)), rows(theirs))
 
 
 class OneBendForAll(nn.Module):
@@ -601,6 +607,6 @@ class OneBendForAll(nn.Module):
 
 def test_a_relu_of_two_places_stays_where_it_is() -> None:
     model, data = Model(OneBendForAll().double(), cross_entropy), records()
-    theirs = ReferenceClients(model, data, Streams(0)).perform(paid(ORDERS["everything"]), model.weights(), 1)
-    ours = clients(model, data).perform(paid(ORDERS["everything"]), model.weights(), 1)
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), paid(ORDERS["everything"]), model.weights(), 1)
+    ours = uploads_of(clients(model, data), paid(ORDERS["everything"]), model.weights(), 1)
     assert_close(rows(ours), rows(theirs))

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from asking import sum_of, uploads_of
 
 from dpfl.clients import draws
 from dpfl.clients.reference import ReferenceClients
@@ -30,7 +31,7 @@ ORDERS = {
 def problem(name: str) -> tuple[Model, tuple[Records, ...]]:
     source = torch.Generator().manual_seed(0)
     classes = None if name == "linear" else 3
-    model = build(name, shape=(1, 16, 16), classes=classes, rng=Streams(0).generator("model"))
+    model = build(name, shape=(1, 16, 16), classes=classes, rng=Streams(0).public.generator("model"))
     model.module.cuda()
 
     def some(n: int) -> Records:
@@ -52,12 +53,12 @@ def test_sums_are_those_of_the_reference_client(name: str, kind: str) -> None:
     with products("float32"):
         stacked = StackedClients(model, records, Streams(1), capabilities=capabilities_of(model, records[1]))
         weights = {0: 0.1, 1: 0.4, 2: 0.2, 3: 0.3}
-        theirs = ReferenceClients(model, records, Streams(1)).perform(paid(ORDERS[kind]), model.weights(), 1)
+        theirs = uploads_of(ReferenceClients(model, records, Streams(1)), paid(ORDERS[kind]), model.weights(), 1)
         wanted = sum(weights[client] * update for client, update in theirs.items())
         for _ in range(4):  # eager, recorded, replayed twice
-            ours = stacked.perform(paid(ORDERS[kind]), model.weights(), 1, apart=False).weighted_sum(weights)
+            ours = sum_of(stacked, paid(ORDERS[kind]), model.weights(), 1, weights)
             assert torch.linalg.vector_norm(ours - wanted) <= 1e-3 * torch.linalg.vector_norm(wanted)
-        apart = stacked.perform(paid(ORDERS[kind]), model.weights(), 1)
+        apart = uploads_of(stacked, paid(ORDERS[kind]), model.weights(), 1)
         for client, update in theirs.items():
             assert torch.linalg.vector_norm(apart[client] - update) <= 1e-3 * torch.linalg.vector_norm(update)
 
@@ -75,7 +76,7 @@ def rounds(name: str) -> list[torch.Tensor]:
         dict.fromkeys(range(4), 0.25),
     )
     with products("float32"):
-        return [stacked.perform(paid(NOISY), model.weights(), i, apart=False).weighted_sum(weights) for i in range(6)]
+        return [sum_of(stacked, paid(NOISY), model.weights(), i, weights) for i in range(6)]
 
 
 def test_replays_draw_anew_in_every_round_and_again_with_the_same_seed() -> None:
@@ -100,7 +101,7 @@ def test_recordings_of_several_kinds_share_their_memory_and_nothing_else() -> No
         stacked = StackedClients(model, records, Streams(1), capabilities=capabilities_of(model, records[1]))
 
         def sums(order: Order) -> torch.Tensor:
-            return stacked.perform(paid(order), model.weights(), 1, apart=False).weighted_sum(weights)
+            return sum_of(stacked, paid(order), model.weights(), 1, weights)
 
         eager = [sums(order) for order in orders]
         for _ in range(3):  # recorded, replayed in turn
@@ -129,7 +130,7 @@ def test_a_batch_that_did_not_fit_is_drawn_again_whole(monkeypatch: pytest.Monke
 
     def sums() -> torch.Tensor:
         stacked = StackedClients(model, records, Streams(5), capabilities=capabilities_of(model, records[1]))
-        return stacked.perform(paid(order), model.weights(), 1, apart=False).weighted_sum(weights)
+        return sum_of(stacked, paid(order), model.weights(), 1, weights)
 
     whole = sums()
     monkeypatch.setattr(draws, "room_for", lambda records, rate: 1)

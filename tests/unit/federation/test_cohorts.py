@@ -40,12 +40,12 @@ class Frozen:
     clients = N
 
     def draw(self, round, rng):
-        return RandomK(N, K).draw(round, Streams(round // 2).generator("cohort"))
+        return RandomK(N, K).draw(round, Streams(round // 2).public.generator("cohort"))
 
 
 def drawn(rule, seed=0):
     """Return a table [rounds, clients] of who took part."""
-    schedule = Schedule(rule, Streams(seed))
+    schedule = Schedule(rule, Streams(seed).public)
     table = np.zeros((ROUNDS, rule.clients), bool)
     for row in range(ROUNDS):
         table[row, list(schedule.cohort(row + 1))] = True
@@ -96,24 +96,24 @@ def test_poisson_clients_decide_alone_and_wrong_twins_are_told_apart():
 
 
 def test_a_poisson_round_may_have_nobody():
-    schedule = Schedule(PoissonCohort(2, 0.05), Streams(0))
+    schedule = Schedule(PoissonCohort(2, 0.05), Streams(0).public)
     assert () in {schedule.cohort(round) for round in range(1, 20)}
 
 
 def test_everyone_is_everyone():
-    assert Schedule(Everyone(4), Streams(0)).cohort(9) == (0, 1, 2, 3)
+    assert Schedule(Everyone(4), Streams(0).public).cohort(9) == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize(("clients", "cohort"), [(10, 5), (10, 1), (10, 10), (6, 3)])
 def test_round_robin_has_asked_everyone_once_after_n_over_k_rounds(clients, cohort):
-    schedule = Schedule(RoundRobin(clients, cohort), Streams(0))
+    schedule = Schedule(RoundRobin(clients, cohort), Streams(0).public)
     turns = clients // cohort
     assert schedule.replies(1, turns).tolist() == [1] * clients
     assert schedule.replies(turns + 1, 3 * turns).tolist() == [2] * clients
 
 
 def test_round_robin_that_does_not_divide_wraps_around_and_stays_fair():
-    schedule = Schedule(RoundRobin(7, 3), Streams(0))
+    schedule = Schedule(RoundRobin(7, 3), Streams(0).public)
     assert [schedule.cohort(round) for round in (1, 2, 3, 4)] == [(0, 1, 2), (3, 4, 5), (0, 1, 6), (2, 3, 4)]
     for last in range(1, 30):
         replies = schedule.replies(1, last)
@@ -123,7 +123,7 @@ def test_round_robin_that_does_not_divide_wraps_around_and_stays_fair():
 
 @pytest.mark.parametrize("rule", [Everyone(6), RandomK(6, 2), RoundRobin(6, 4), PoissonCohort(6, 0.3)])
 def test_replies_count_the_cohorts_that_will_be_drawn(rule):
-    schedule = Schedule(rule, Streams(3))
+    schedule = Schedule(rule, Streams(3).public)
     counted = [0] * 6
     for client in itertools.chain.from_iterable(schedule.cohort(round) for round in range(4, 31)):
         counted[client] += 1
@@ -132,12 +132,12 @@ def test_replies_count_the_cohorts_that_will_be_drawn(rule):
 
 
 def test_a_schedule_is_the_same_whenever_it_is_asked():
-    schedule = Schedule(RandomK(50, 10), Streams(1))
+    schedule = Schedule(RandomK(50, 10), Streams(1).public)
     late = schedule.cohort(40)
     assert [schedule.cohort(round) for round in range(1, 41)][-1] == late
-    assert Schedule(RandomK(50, 10), Streams(1)).cohort(40) == late
-    assert Schedule(RandomK(50, 10), Streams(2)).cohort(40) != late
-    unseeded = Schedule(RandomK(50, 10), Streams(None))
+    assert Schedule(RandomK(50, 10), Streams(1).public).cohort(40) == late
+    assert Schedule(RandomK(50, 10), Streams(2).public).cohort(40) != late
+    unseeded = Schedule(RandomK(50, 10), Streams(None).public)
     assert unseeded.cohort(1) == unseeded.cohort(1)
 
 
@@ -165,4 +165,4 @@ def test_there_must_be_clients_and_rounds_count_from_one():
     with pytest.raises(BadInput, match=r"^clients must be a whole number of at least 1"):
         Everyone(0)
     with pytest.raises(BadInput, match=r"^round must be .* at least 1, was 0; rounds count from 1"):
-        Schedule(Everyone(1), Streams(0)).cohort(0)
+        Schedule(Everyone(1), Streams(0).public).cohort(0)

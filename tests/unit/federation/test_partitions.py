@@ -23,7 +23,7 @@ TEN_DIGITS = torch.arange(1000) % 10
 
 
 def rng(seed=0):
-    return Streams(seed).generator("partition")
+    return Streams(seed).public.generator("partition")
 
 
 def lists(rows):

@@ -60,7 +60,7 @@ def named(name: str) -> tuple[Model, Records]:
     """Return one of the papers' models with records that fit it."""
     classes = None if name == "linear" else 2 if name == "svm" else CLASSES
     shape = (1, 16, 16) if "cnn" in name else (2, 3)
-    model = build(name, shape=shape, classes=classes, rng=Streams(0).generator("model"))
+    model = build(name, shape=shape, classes=classes, rng=Streams(0).public.generator("model"))
     source = torch.Generator().manual_seed(1)
     x = torch.randn(12, *shape, generator=source)
     y = torch.randn(12, generator=source) if classes is None else torch.randint(0, classes, (12,), generator=source)

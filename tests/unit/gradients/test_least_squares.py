@@ -84,7 +84,7 @@ def test_linear_regressions_are_known(shape: tuple[int, ...], bias: bool) -> Non
 
 
 def test_the_named_one_is_known() -> None:
-    model = build("linear", shape=(2, 3), classes=None, rng=Streams(0).generator("model"))
+    model = build("linear", shape=(2, 3), classes=None, rng=Streams(0).public.generator("model"))
     batch = records(12, 2, 3)
     assert is_least_squares(model, batch.x.float(), batch.y.float())
     bare = Model(nn.Linear(FEATURES, 1).double(), squared_error)

@@ -34,7 +34,7 @@ IMAGE_MODELS = sorted(name for name, architecture in ARCHITECTURES.items() if ar
 
 
 def make(name: str, shape: tuple[int, ...], classes: int | None, seed: int = 0) -> Model:
-    return build(name, shape=shape, classes=classes, rng=Streams(seed).generator("model"))
+    return build(name, shape=shape, classes=classes, rng=Streams(seed).public.generator("model"))
 
 
 def labels(count: int, classes: int | None) -> torch.Tensor:

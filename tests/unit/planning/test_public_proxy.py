@@ -32,7 +32,7 @@ def federation(
 
 
 def made(of: Federation, *, hold_out: float = 0.0, seed: int = 0) -> StandIn:
-    return stand_in(of, hold_out=hold_out, rng=Streams(seed).generator("stand-in"))
+    return stand_in(of, hold_out=hold_out, rng=Streams(seed).public.generator("stand-in"))
 
 
 def numbers(*records: Records) -> list[int]:

@@ -25,7 +25,7 @@ DELTA = 1e-5
 
 def certificate_of(system: System, sizes: tuple[int, ...] = (10, 20, 30), *, seeded: bool = False) -> Certificate:
     """Play the books of a whole training without training anything."""
-    schedule = Schedule(system.cohorts(len(sizes)), Streams(0))
+    schedule = Schedule(system.cohorts(len(sizes)), Streams(0).public)
     ledger = Ledger(
         system.promise(sizes), sizes, system=system.name, config="0123456789ab", seeded=seeded,
         versions={"dpfl": "0.1"},

@@ -15,14 +15,14 @@ from dpfl.streams import Streams
 
 def test_a_regression_by_hand() -> None:
     # w = 2: outputs 2, 4, 6 against targets 1, 4, 9: squared errors 1, 0, 9.
-    model = build("linear", shape=(1,), classes=None, rng=Streams(0).generator("model"))
+    model = build("linear", shape=(1,), classes=None, rng=Streams(0).public.generator("model"))
     records = Records(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1.0, 4.0, 9.0]))
     assert evaluate(model, torch.tensor([2.0, 0.0]), records) == Score(pytest.approx(10 / 3), None)
 
 
 def test_a_classifier_by_hand() -> None:
     # The logits are ±ln 3 on either side: (3/4, 1/4) for x = 1 and (1/4, 3/4) for x = −1. Two of three are right.
-    model = build("softmax-no-bias", shape=(1,), classes=2, rng=Streams(0).generator("model"))
+    model = build("softmax-no-bias", shape=(1,), classes=2, rng=Streams(0).public.generator("model"))
     records = Records(torch.tensor([[1.0], [-1.0], [1.0]]), torch.tensor([0, 1, 1]))
     score = evaluate(model, torch.tensor([math.log(3) / 2, -math.log(3) / 2]), records)
     assert score.accuracy == pytest.approx(2 / 3)
@@ -31,7 +31,7 @@ def test_a_classifier_by_hand() -> None:
 
 def test_the_penalty_is_part_of_the_loss() -> None:
     # The SVM's κ/2·‖w‖² with κ = 0.01 and w = (3, 4), and hinges of 1 for all-zero records, in every batch.
-    model = build("svm", shape=(2,), classes=2, rng=Streams(0).generator("model"))
+    model = build("svm", shape=(2,), classes=2, rng=Streams(0).public.generator("model"))
     score = evaluate(model, torch.tensor([3.0, 4.0]), Records(torch.zeros(3, 2), torch.tensor([0, 1, 1])))
     assert score == Score(pytest.approx(1.125), pytest.approx(1 / 3))  # w·x = 0 counts as class 0
 
@@ -39,7 +39,7 @@ def test_the_penalty_is_part_of_the_loss() -> None:
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 7, 100])
 @pytest.mark.parametrize("name", ["softmax", "svm"])
 def test_batches_change_nothing(batch: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build(name, shape=(4,), classes=2, rng=Streams(0).generator("model"))
+    model = build(name, shape=(4,), classes=2, rng=Streams(0).public.generator("model"))
     source = torch.Generator().manual_seed(0)
     records = Records(torch.randn(7, 4, generator=source), torch.randint(0, 2, (7,), generator=source))
     whole = evaluate(model, model.weights(), records)
@@ -50,7 +50,7 @@ def test_batches_change_nothing(batch: int, name: str, monkeypatch: pytest.Monke
 
 
 def test_the_weights_that_are_asked_about_are_scored() -> None:
-    model = build("linear", shape=(1,), classes=None, rng=Streams(0).generator("model"))
+    model = build("linear", shape=(1,), classes=None, rng=Streams(0).public.generator("model"))
     before = model.weights()
     records = Records(torch.tensor([[1.0]]), torch.tensor([5.0]))
     assert evaluate(model, torch.tensor([5.0, 0.0]), records).loss == 0.0
@@ -65,6 +65,6 @@ def test_dropout_is_off() -> None:
 
 
 def test_a_model_that_diverged_has_no_finite_loss() -> None:
-    model = build("linear", shape=(1,), classes=None, rng=Streams(0).generator("model"))
+    model = build("linear", shape=(1,), classes=None, rng=Streams(0).public.generator("model"))
     records = Records(torch.tensor([[1.0]]), torch.tensor([5.0]))
     assert not math.isfinite(evaluate(model, torch.tensor([math.nan, 0.0]), records).loss)

@@ -26,8 +26,8 @@ SIZES = (10, 20)
 
 
 def begin(system: AdapDPFL, sizes: tuple[int, ...] = SIZES, loss: float | None = 5.0) -> AdapState:
-    problem = Problem(sizes, 3, Schedule(system.cohorts(len(sizes)), Streams(0)))
-    return system.begin(problem, torch.zeros(3), Feedback(loss))
+    problem = Problem(sizes, 3, Schedule(system.cohorts(len(sizes)), Streams(0).public))
+    return system.begin(problem, torch.zeros(3), Feedback(public_loss=loss))
 
 
 def decays(patience: int, losses: Sequence[float]) -> list[int]:
@@ -36,7 +36,7 @@ def decays(patience: int, losses: Sequence[float]) -> list[int]:
     state, found = begin(system), []
     for round, loss in enumerate(losses, start=1):
         before = state.noise_multipliers
-        state = system.adapt(replace(state, round=round), Feedback(loss))
+        state = system.adapt(replace(state, round=round), Feedback(public_loss=loss))
         if state.noise_multipliers != before:
             assert state.noise_multipliers == pytest.approx([one / 2 for one in before], rel=1e-12)
             found.append(round)
@@ -81,7 +81,14 @@ def next_clip(upload: float, **options) -> tuple[float, ...]:
     """Return the thresholds after client 1 (of 20 records) uploaded a vector of this length."""
     system = AdapDPFL(rounds=6, sampling_rate=1.0, epsilon=50.0, **options)
     state = replace(begin(system), round=1)
-    return system.adapt(state, Feedback(6.0, {1: torch.tensor([0.0, -upload, 0.0])})).clips
+    return system.adapt(
+        state,
+        Feedback(
+            public_loss=6.0,
+            answered={1: torch.tensor([0.0, -upload, 0.0])},
+            uploads={1: torch.tensor([0.0, -upload, 0.0])},
+        ),
+    ).clips
 
 
 def test_a_clip_is_a_multiple_of_the_gradient_that_stands_out_from_the_noise() -> None:
@@ -117,7 +124,9 @@ def until_refused(system: AdapDPFL, falling: bool) -> list[dict[int, Order]]:
             paid.append({client: one.order for client, one in charged.items()})
             loss = 5.0 - 0.01 * (state.round + 1) if falling else 5.0
             uploads = dict.fromkeys(charged, torch.ones(3))
-            state = system.adapt(replace(state, round=state.round + 1), Feedback(loss, uploads))
+            state = system.adapt(
+                replace(state, round=state.round + 1), Feedback(public_loss=loss, answered=uploads, uploads=uploads)
+            )
     except BudgetRefused:
         pass
     return paid

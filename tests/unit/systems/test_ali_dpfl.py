@@ -15,12 +15,12 @@ from dpfl.privacy.certificate import certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.paper_formulas import ali_epsilon
 from dpfl.streams import Streams
-from dpfl.systems import ALIDPFL, Feedback, Problem
+from dpfl.systems import ALIDPFL, Feedback, Problem, questions_in
 from dpfl.systems.ali_dpfl import ALIState
 
 
 def begin(system: ALIDPFL, sizes: tuple[int, ...], dim: int = 3) -> ALIState:
-    problem = Problem(sizes, dim, Schedule(system.cohorts(len(sizes)), Streams(0)))
+    problem = Problem(sizes, dim, Schedule(system.cohorts(len(sizes)), Streams(0).public))
     return system.begin(problem, torch.zeros(dim), Feedback())
 
 
@@ -66,7 +66,9 @@ def test_rounds_are_plenty_from_the_number_of_steps_on(spare: int, steps: int) -
     assert (state.total_steps, state.steps) == (48, steps)
     answers = {"curvature": {0: 0.01, 1: 0.01}}  # so flat that τ* is far above 5
     uploads = dict.fromkeys((0, 1), torch.ones(3))
-    later = system.adapt(replace(state, model=state.model + 1, round=1), Feedback(None, uploads, answers))
+    later = system.adapt(
+        replace(state, model=state.model + 1, round=1), Feedback(answered=uploads, total=torch.ones(3), answers=answers)
+    )
     assert (later.steps == 1) == (steps == 1)
 
 
@@ -83,7 +85,10 @@ def test_everything_is_spent_where_rounds_are_plenty_and_nothing_more() -> None:
     ledger = Ledger(system.promise(sizes), sizes)
     while state.round < state.rounds:
         paid = ledger.charge(system.orders(state))
-        state = system.adapt(replace(state, round=state.round + 1), Feedback(None, dict.fromkeys(paid, torch.ones(3))))
+        state = system.adapt(
+            replace(state, round=state.round + 1),
+            Feedback(answered=dict.fromkeys(paid, torch.ones(3)), total=torch.ones(3)),
+        )
     most = begin(system, sizes).total_steps
     assert state.round == most
     with pytest.raises(RuntimeError, match="budget"):  # and the ledger agrees that it was the last
@@ -96,10 +101,10 @@ def test_everything_is_spent_where_rounds_are_plenty_and_nothing_more() -> None:
 
 
 def test_only_the_paper_asks_clients_for_their_curvature() -> None:
-    assert ALIDPFL().questions == ()
+    assert questions_in(ALIDPFL().needs) == ()
     assert ALIDPFL().promise((10, 10)).uncounted == ()
     paper = ALIDPFL(calibration="paper")
-    assert paper.questions == ("curvature",)
+    assert questions_in(paper.needs) == ("curvature",)
     (named,) = paper.promise((10, 10)).uncounted
     assert "gradient" in named
 
@@ -110,11 +115,13 @@ def test_where_rounds_are_plenty_nobody_is_asked(epsilon: float | tuple[float, .
     most = begin(short, (10, 10)).total_steps
     for rounds, asked in ((most - 1, ("curvature",)), (most, ())):
         system = replace(short, rounds=rounds)
-        assert system.questions == asked
+        assert questions_in(system.needs) == asked
         assert len(system.promise((10, 10)).uncounted) == len(asked)
     state = begin(replace(short, rounds=most), (10, 10))
     moved = replace(state, model=torch.ones(3), round=1)
-    after = replace(short, rounds=most).adapt(moved, Feedback(None, dict.fromkeys((0, 1), torch.ones(3)), {}))
+    after = replace(short, rounds=most).adapt(
+        moved, Feedback(answered=dict.fromkeys((0, 1), torch.ones(3)), total=torch.ones(3))
+    )
     assert (after.steps, after.left) == (1, tuple(left - 1 for left in state.left))
 
 
@@ -124,7 +131,11 @@ def test_the_curvature_is_a_mean_over_those_who_answered(answered: tuple[int, ..
     system = ALIDPFL(rounds=9, sampling_rate=1.0, noise_multiplier=4.0, heterogeneity=0.0, calibration="paper")
     state = begin(system, (900, 100))
     assert state.total_steps > 40
-    feedback = Feedback(None, dict.fromkeys(answered, torch.ones(3)), {"curvature": dict.fromkeys(answered, 0.5)})
+    feedback = Feedback(
+        answered=dict.fromkeys(answered, torch.ones(3)),
+        total=torch.ones(3),
+        answers={"curvature": dict.fromkeys(answered, 0.5)},
+    )
     # 4/μ² = 16 and σ²C²d/B̂² = 16·3/100² = 0.0048, T = 9: τ* = √(1 + 19.0048/((2 + 1/9)·1.0048)) = 3.16.
     assert system.adapt(replace(state, model=torch.ones(3), round=1), feedback).steps == 3
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from asking import session_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -34,7 +35,7 @@ def federation() -> tuple[Records, ...]:
 
 
 def model() -> Model:
-    return build("softmax", shape=(5,), classes=3, rng=Streams(1).generator("model"))
+    return build("softmax", shape=(5,), classes=3, rng=Streams(1).public.generator("model"))
 
 
 def play_rounds(
@@ -47,19 +48,15 @@ def play_rounds(
 ) -> Tensor:
     """Play some rounds and return the weights."""
     clients, learner, streams = clients or federation(), model(), Streams(2)
-    sizes = tuple(len(records) for records in clients)
-    problem = Problem(sizes, learner.dim, Schedule(system.cohorts(len(sizes)), streams))
-    state = system.begin(problem, learner.weights(), Feedback())
-    ledger = ledger or Ledger(system.promise(sizes), sizes)
     performers: ReferenceClients | StackedClients = ReferenceClients(learner, clients, streams)
     if backend == "stacked":
         known = capabilities_of(learner, clients[0])
         assert known.layers is not None
         performers = StackedClients(learner, clients, streams, capabilities=known)
+    session = session_of(system, learner, clients, streams, performers, ledger=ledger)
+    state = session.begin()
     for _ in range(rounds):
-        state, _ = play(
-            system, state, ledger=ledger, clients=performers, model=learner, validation=clients[0], streams=streams
-        )
+        state, _ = play(session, state)
     return state.model
 
 
@@ -112,7 +109,7 @@ def test_a_pull_keeps_clients_nearer_to_the_broadcast_model(trained: Callable[..
 def test_a_cohort_averages_over_those_who_answered(trained: Callable[..., Tensor]) -> None:
     # With one client a round the model is that client's own; the average over all would be another.
     system = FedSGD(cohort=1, lr=0.7)
-    (chosen,) = Schedule(system.cohorts(3), Streams(2)).cohort(1)
+    (chosen,) = Schedule(system.cohorts(3), Streams(2).public).cohort(1)
     alone = trained(FedSGD(lr=0.7), 1, federation()[chosen : chosen + 1])
     torch.testing.assert_close(trained(system, 1), alone, rtol=0, atol=1e-6)
 
@@ -131,7 +128,7 @@ def test_every_upload_is_noted_as_one_without_noise(system: System, trained: Cal
 
 
 def state_of(system: System) -> object:
-    return system.begin(Problem(SIZES, 18, Schedule(system.cohorts(3), Streams(0))), torch.zeros(18), Feedback())
+    return system.begin(Problem(SIZES, 18, Schedule(system.cohorts(3), Streams(0).public)), torch.zeros(18), Feedback())
 
 
 def test_orders_by_hand() -> None:

@@ -31,7 +31,8 @@ def play(system: Any, state: Any) -> Any:
     assert sum(system.weights(state, cohort).values()) > 0
     system.downlink(state, cohort)
     return system.adapt(
-        replace(state, model=model + 1, round=state.round + 1), Feedback(1.0, dict.fromkeys(cohort, model))
+        replace(state, model=model + 1, round=state.round + 1),
+        Feedback(public_loss=1.0, answered=dict.fromkeys(cohort, model)),
     )
 
 
@@ -40,8 +41,8 @@ def test_a_round_does_not_go_through_all_clients(name: str) -> None:
     kind, sizes = SYSTEMS[name], Sizes((24, 33, 47, 30, 30, 30))
     budget = {"epsilon": 5.0, "delta": 1e-3} if issubclass(kind, PrivateSystem) else {}
     system: Any = kind(rounds=6, cohort=2, **budget)
-    problem = Problem(sizes, 3, Schedule(system.cohorts(6), Streams(1)))
-    state = play(system, system.begin(problem, torch.zeros(3), Feedback(2.0)))
+    problem = Problem(sizes, 3, Schedule(system.cohorts(6), Streams(1).public))
+    state = play(system, system.begin(problem, torch.zeros(3), Feedback(public_loss=2.0)))
     sizes.watched = True
     play(system, play(system, state))
     with pytest.raises(AssertionError, match="gone through"):

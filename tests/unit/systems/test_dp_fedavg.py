@@ -20,7 +20,7 @@ DIM = 7
 
 
 def begin(system: DPFedAvg, sizes: tuple[int, ...] = SIZES, seed: int = 0) -> State:
-    schedule = Schedule(system.cohorts(len(sizes)), Streams(seed))
+    schedule = Schedule(system.cohorts(len(sizes)), Streams(seed).public)
     return system.begin(Problem(sizes, DIM, schedule), torch.zeros(DIM), Feedback())
 
 

@@ -24,7 +24,7 @@ SIZES = (10, 20)
 
 
 def begin(system: DPSGDFedAvg, sizes: tuple[int, ...] = SIZES) -> DPSGDState:
-    problem = Problem(sizes, 3, Schedule(system.cohorts(len(sizes)), Streams(0)))
+    problem = Problem(sizes, 3, Schedule(system.cohorts(len(sizes)), Streams(0).public))
     return system.begin(problem, torch.zeros(3), Feedback())
 
 
@@ -37,7 +37,7 @@ def trained(system: DPSGDFedAvg, sizes: tuple[int, ...] = SIZES) -> tuple[Ledger
         assert paid.keys() == orders.keys()  # nobody is ever refused
         answered.append(set(paid))
         uploads = dict.fromkeys(paid, torch.zeros(3))
-        state = system.adapt(replace(state, round=state.round + 1), Feedback(None, uploads))
+        state = system.adapt(replace(state, round=state.round + 1), Feedback(answered=uploads))
     return ledger, answered
 
 
@@ -182,7 +182,7 @@ def moved(system: DPSGDFedAvg, updates: list[float]) -> list[float]:
     state, models = begin(system), []
     for update in updates:
         after = replace(state, model=state.model + update, round=state.round + 1)
-        state = system.adapt(after, Feedback(None, dict.fromkeys(range(2), torch.zeros(3))))
+        state = system.adapt(after, Feedback(answered=dict.fromkeys(range(2), torch.zeros(3))))
         models.append(float(state.model[0]))
     return models
 

@@ -20,7 +20,7 @@ N, ALL, DIM = len(SIZES), sum(SIZES), 7
 
 
 def begin(system: FedSGDDPC, sizes: tuple[int, ...] = SIZES, seed: int = 0) -> State:
-    schedule = Schedule(system.cohorts(len(sizes)), Streams(seed))
+    schedule = Schedule(system.cohorts(len(sizes)), Streams(seed).public)
     return system.begin(Problem(sizes, DIM, schedule), torch.zeros(DIM), Feedback())
 
 

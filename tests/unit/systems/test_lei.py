@@ -19,7 +19,7 @@ from dpfl.systems import UDP, Feedback, Lei, Problem
 
 def begin(system: Lei | UDP, sizes: tuple[int, ...], seed: int = 0):
     return system.begin(
-        Problem(sizes, 3, Schedule(system.cohorts(len(sizes)), Streams(seed))), torch.zeros(3), Feedback()
+        Problem(sizes, 3, Schedule(system.cohorts(len(sizes)), Streams(seed).public)), torch.zeros(3), Feedback()
     )
 
 
@@ -30,7 +30,7 @@ def until_refused(system: Lei, sizes: tuple[int, ...]) -> tuple[Ledger, list[dic
         while state.round < state.rounds:
             paid.append({client: one.order for client, one in ledger.charge(system.orders(state)).items()})
             uploads = dict.fromkeys(paid[-1], torch.zeros(3))
-            state = system.adapt(replace(state, round=state.round + 1), Feedback(1.0, uploads))
+            state = system.adapt(replace(state, round=state.round + 1), Feedback(public_loss=1.0, answered=uploads))
     except BudgetRefused:
         pass
     return ledger, paid
@@ -101,7 +101,9 @@ def test_noise_falls_with_a_clients_own_replies_so_that_a_late_turn_can_be_paid(
     for _ in range(6):
         ((client, order),) = system.orders(state).items()
         seen.append(order.noise.std / first)
-        state = system.adapt(replace(state, round=state.round + 1), Feedback(1.0, {client: torch.zeros(3)}))
+        state = system.adapt(
+            replace(state, round=state.round + 1), Feedback(public_loss=1.0, answered={client: torch.zeros(3)})
+        )
     assert seen == pytest.approx([1.0, 1.0, 1.0, 0.8, 0.8, 0.8])
 
 

@@ -19,7 +19,7 @@ from dpfl.systems import Feedback, NbAFL, Problem, State
 
 
 def begin(system: NbAFL, sizes: tuple[int, ...], seed: int = 0) -> State:
-    schedule = Schedule(system.cohorts(len(sizes)), Streams(seed))
+    schedule = Schedule(system.cohorts(len(sizes)), Streams(seed).public)
     return system.begin(Problem(sizes, 3, schedule), torch.zeros(3), Feedback())
 
 

@@ -19,7 +19,7 @@ from dpfl.systems.pe_dpfl import PEDPFLState
 
 
 def begin(system: PEDPFL | UDP, sizes: tuple[int, ...], seed: int = 0) -> PEDPFLState:
-    problem = Problem(sizes, 3, Schedule(system.cohorts(len(sizes)), Streams(seed)))
+    problem = Problem(sizes, 3, Schedule(system.cohorts(len(sizes)), Streams(seed).public))
     return system.begin(problem, torch.zeros(3), Feedback())
 
 

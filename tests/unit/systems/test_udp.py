@@ -18,7 +18,7 @@ from dpfl.systems import UDP, Feedback, Problem, State
 
 
 def begin(system: UDP, sizes: tuple[int, ...], seed: int = 0) -> State:
-    schedule = Schedule(system.cohorts(len(sizes)), Streams(seed))
+    schedule = Schedule(system.cohorts(len(sizes)), Streams(seed).public)
     return system.begin(Problem(sizes, 3, schedule), torch.zeros(3), Feedback())
 
 
@@ -26,7 +26,7 @@ def all_orders(system: UDP, state: State) -> Iterator[dict[int, Order]]:
     """Yield the orders of every round, as the round loop would ask for them."""
     while state.round < state.rounds:
         yield system.orders(state)
-        state = system.adapt(replace(state, round=state.round + 1), Feedback(1.0))
+        state = system.adapt(replace(state, round=state.round + 1), Feedback(public_loss=1.0))
 
 
 def test_an_order_is_one_clipped_step_with_noise_on_the_upload() -> None:
