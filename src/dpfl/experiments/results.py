@@ -57,7 +57,7 @@ class Results:
         """Return what one place measured; of several candidates that which did best on the public split."""
         candidates: list[tuple[float, int, dict[str, Any], dict[str, Any]]] = []
         for choice, cell in self.experiment.cells(row, column, at_true=at_true, seed=self.seed):
-            record = store.records[cell.key]
+            record = store[cell]
             self.dates.add(record["date"])
             self.devices.add(record["device"])
             self._seconds[cell.key] = record["seconds"]
