@@ -78,7 +78,7 @@ class Certificate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as plain data for JSON."""
-        return asdict(self)
+        return {"version": run_folder.CERTIFICATE_VERSION} | asdict(self)
 
     def __str__(self) -> str:
         return text(self.to_dict())
@@ -180,8 +180,8 @@ def recertify(folder: Path) -> tuple[Certificate, bool]:
         certificate = certify(books, books.run(name))
     if not (folder / run_folder.CERTIFICATE).exists():
         return certificate, False
-    plain = certificate.to_dict()
-    different = disagreements(run_folder.read_json(folder, run_folder.CERTIFICATE), plain)
+    stored = {"version": 1} | run_folder.read_json(folder, run_folder.CERTIFICATE)  # release 0.1 named no version
+    different = disagreements(stored, certificate.to_dict())
     if different:
         more = f" (and {len(different) - 1} more)" if len(different) > 1 else ""
         raise BadInput(

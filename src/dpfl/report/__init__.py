@@ -15,6 +15,8 @@ from dpfl.privacy.certificate import text
 
 def write(run: Path) -> tuple[Path, Path]:
     """Write `report.html` (self-contained) and `curve.png` into the run's folder and return their paths."""
+    environment = run_folder.read_json(run, run_folder.ENVIRONMENT)
+    certificate = run_folder.read_json(run, run_folder.CERTIFICATE)
     metrics = run_folder.read_metrics(run)
     if not metrics:
         raise BadInput(f"run must have finished a round, but {str(run)!r} has none; let it train first")
@@ -22,13 +24,13 @@ def write(run: Path) -> tuple[Path, Path]:
     page, curve = (run / name for name in run_folder.REPORT_FILES)
     title = "{system} on {data}".format(**tomllib.loads(config))
     draw_curve(metrics, title, curve)
-    environment = Environment(loader=PackageLoader("dpfl", "report"), autoescape=True)
-    html = environment.get_template("run.html").render(
+    pages = Environment(loader=PackageLoader("dpfl", "report"), autoescape=True)
+    html = pages.get_template("run.html").render(
         title=title,
         last=metrics[-1],
-        certificate=text(run_folder.read_json(run, run_folder.CERTIFICATE)),
+        certificate=text(certificate),
         config=config,
-        environment=run_folder.read_json(run, run_folder.ENVIRONMENT),
+        environment=environment,
         curve=base64.b64encode(curve.read_bytes()).decode(),
     )
     page.write_text(html, encoding="utf-8")
