@@ -14,9 +14,11 @@ from dpfl.federation import Schedule
 from dpfl.orders import Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
 from dpfl.privacy.accounting import Mechanism, tight
 from dpfl.privacy.budget import Budget, Promise
-from dpfl.privacy.certificate import Certificate, certify, disagreements, rounded_up, text
+from dpfl.privacy.certificate import Certificate, certify, disagreements
 from dpfl.privacy.gaussian_dp import epsilon_of, mu_of
 from dpfl.privacy.ledger import Ledger
+from dpfl.report.certificate import text
+from dpfl.rounding import rounded_up
 from dpfl.streams import Streams
 from dpfl.systems import UDP, FedAvg, Feedback, Problem, System
 

@@ -10,7 +10,8 @@ from dpfl.errors import BadInput
 from dpfl.privacy import renyi
 from dpfl.privacy.accounting import Mechanism, tight
 from dpfl.privacy.paper_formulas import ali_epsilon
-from dpfl.privacy.solve import answer, text
+from dpfl.privacy.solve import answer
+from dpfl.report.account import text
 
 SAMPLED = {"sampling_rate": 0.2, "delta": 1e-5}
 
