@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,6 +78,15 @@ def test_imports_point_one_way(module: str) -> None:
 @pytest.mark.parametrize("module", sorted(module for module in SOURCES if room(module) == "report"))
 def test_reports_import_nothing_that_computes(module: str) -> None:
     assert imported(SOURCES[module]) <= {"errors", "rounding", "run_folder", "report"}
+
+
+def test_the_privacy_room_computes_and_leaves_the_layout_to_reports() -> None:
+    for module, path in SOURCES.items():
+        tree = ast.parse(path.read_text())
+        functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        if room(module) == "privacy":
+            assert "text" not in functions
+            assert "textwrap" not in {package for package, _ in imports(tree)}
 
 
 def test_systems_never_touch_records_and_clients_know_no_system() -> None:
@@ -201,6 +211,14 @@ def test_words_need_nothing_but_python() -> None:
     loaded = loaded_by("; ".join(f"import dpfl.report.{name}" for name in ("account", "certificate", "statement")))
     assert "dpfl.report" in loaded
     assert not loaded & {"numpy", "torch", "typer", "matplotlib", "jinja2", "dpfl.privacy"}
+
+
+def test_the_glossary_names_files_and_rooms_that_are_there() -> None:
+    glossary = (ROOT.parents[1] / "docs" / "glossary.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:[a-z_]+/)*[a-z_]+(?:\.py|/))`", glossary)
+    assert len(set(named)) > 15
+    for path in named:
+        assert (ROOT / path).exists() or (ROOT.parents[1] / path).exists(), f"the glossary sends its reader to {path}"
 
 
 def test_no_global_randomness_and_nothing_that_executes_what_it_loads() -> None:

@@ -7,15 +7,15 @@ from typing import Any
 
 from dpfl.rounding import rounded_up
 
-_PROTECTED = {
-    ("record", "replace"): "one record of one client (replaced by any other)",
-    ("record", "add-remove"): "one record of one client (added or removed)",
-    ("client", "replace"): "all records of one client (replaced by any others)",
-    ("client", "add-remove"): "all records of one client (added or removed)",
-}
-
 _WIDTH = 120
+_PROTECTED = {
+    ("record", "replace"): "one record of one client (replaced by any other: replace-one adjacency)",
+    ("record", "add-remove"): "one record of one client (added or removed: add-or-remove adjacency)",
+    ("client", "replace"): "all records of one client (replaced by any others: client level, replace-one adjacency)",
+    ("client", "add-remove"): "all records of one client (added or removed: client level, add-or-remove adjacency)",
+}
 _BASES = {"server": "the clipping performed", "uplink": "the same, overheard", "released": "the same, no collusion"}
+_UNTRUSTED = {"uplink": "eavesdroppers", "released": "readers of the models (central DP)"}
 
 
 def text(certificate: dict[str, Any]) -> str:
@@ -32,6 +32,7 @@ def text(certificate: dict[str, Any]) -> str:
         ])  # fmt: skip
     lines += [
         _line("protects", _PROTECTED[certificate["unit"], certificate["neighbours"]]),
+        _line("trust model", _trust(certificate["against"])),
         *_table(certificate),
         _line("left uncounted", "; ".join(certificate["uncounted"]) or "nothing"),
         _line("not promised", "anything about who took part, how many records a client holds, or people whose records"),
@@ -42,12 +43,24 @@ def text(certificate: dict[str, Any]) -> str:
     return "\n".join(lines + [_line("caution", caution) for caution in certificate["cautions"]])
 
 
+def _trust(against: Sequence[str]) -> str:
+    """Say who has to be believed for the promise to mean something."""
+    if "server" in against:
+        return "nobody but the client itself: it adds the noise to what it uploads (local DP)"
+    return f"the server, with every upload; not {', nor '.join(_UNTRUSTED[observer] for observer in against)}"
+
+
 def _table(certificate: dict[str, Any]) -> list[str]:
     """Print a row for each observer; one that would be too long goes on in the next line."""
     spending, observers = certificate["spending"], certificate["observers"]
     budget = [f"ε = {_range(spending, 'claimed_epsilon', '{:g}'.format)},",
               f"δ = {_range(spending, 'delta', '{:g}'.format)}"]  # fmt: skip
-    names = {"server": "the server", "uplink": f"{certificate['exposures']} uploads", "released": "released models"}
+    heard = certificate["exposures"]
+    names = {
+        "server": "the server (local DP)",
+        "uplink": f"an eavesdropper, {heard} upload{'' if heard == 1 else 's'}",
+        "released": "released models (central DP)",
+    }
     rows = [("against", ["promised"], ["really spent"], "from")]
     for observer, seen in observers.items():
         spent = [f"ε ≤ {_range(spending, f'{observer}_epsilon', rounded_up)}"]
@@ -65,13 +78,15 @@ def _table(certificate: dict[str, Any]) -> list[str]:
 
 
 def _aligned(rows: Sequence[tuple[str, list[str], list[str], str]]) -> list[str]:
-    """Print rows in columns, what follows in a cell below its first line and as long as it likes."""
-    second, third = (max(len(row[column][0]) for row in rows) + 3 for column in (1, 2))
+    """Print rows in columns; what is spent goes on below, as long as it likes."""
+    first = max(len(row[0]) for row in rows) + 2
+    second = max(len(part) for row in rows for part in row[1]) + 3
+    third = max(len(row[2][0]) for row in rows) + 3
     lines = []
     for name, promised, spent, basis in rows:
-        lines.append(_line(name, f"{promised[0]:<{second}}{spent[0]:<{third}}{basis}"))
+        lines.append(f"{name:<{first}}{promised[0]:<{second}}{spent[0]:<{third}}{basis}")
         if len(promised) > 1 or len(spent) > 1:
-            lines.append(_line("", f"{' '.join(promised[1:]):<{second}}{' '.join(spent[1:])}"))
+            lines.append(f"{'':<{first}}{' '.join(promised[1:]):<{second}}{' '.join(spent[1:])}".rstrip())
     return lines
 
 
