@@ -71,3 +71,19 @@ def require_one_of(field: str, value: object, known: tuple[object, ...]) -> None
     """Refuse what is not among the known values."""
     if value not in known:
         raise BadInput(f"{field} must be one of {', '.join(map(str, known))}, was {value!r}; choose one")
+
+
+def require_readable(field: str, where: str, version: object, newest: int) -> None:
+    """Refuse what a newer dpfl wrote, in a version of its format that this one cannot know.
+
+    >>> require_readable("ledger", "'all.sqlite'", 2, newest=1)
+    Traceback (most recent call last):
+    ...
+    dpfl.errors.BadInput: ledger must be of version 1 or older, but 'all.sqlite' is of version 2, from a newer dpfl; \
+update dpfl
+    """
+    if isinstance(version, bool) or not isinstance(version, int) or version > newest:
+        raise BadInput(
+            f"{field} must be of version {newest} or older, but {where} is of version {version!r}, from a newer dpfl;"
+            " update dpfl"
+        )

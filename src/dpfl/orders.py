@@ -10,12 +10,20 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from dpfl.errors import BadInput, require_count, require_not_negative, require_one_of, require_positive
+from dpfl.errors import (
+    BadInput,
+    require_count,
+    require_not_negative,
+    require_one_of,
+    require_positive,
+    require_readable,
+)
 
 Unit = Literal["record", "client"]
 Neighbours = Literal["replace", "add-remove"]
 Norm = Literal[1, 2]
 UNITS, NEIGHBOURS, NORMS = get_args(Unit), get_args(Neighbours), get_args(Norm)
+_VERSION = 1  # of an order's JSON form
 
 # What a server may ask beside an order. The answer leaves a client without noise and is paid for by nobody: only a
 # paper's own calibration may ask, and the certificate names it with these words.
@@ -165,13 +173,16 @@ class Order:
         >>> Order.from_json(order.to_json()) == order
         True
         """
-        return json.dumps({field.name: _plain(getattr(self, field.name)) for field in fields(self)})
+        plain = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return json.dumps({"version": _VERSION} | plain)
 
     @staticmethod
     def from_json(text: str) -> "Order":
-        """Read what `to_json` wrote; anything else is refused."""
+        """Read what `to_json` wrote, of this version or an older one; anything else is refused."""
         try:
-            return Order(**{name: _rich(value) for name, value in json.loads(text).items()})
+            plain = json.loads(text)
+            require_readable("order", repr(text), plain.pop("version", 1), _VERSION)  # release 0.1 named none
+            return Order(**{name: _rich(value) for name, value in plain.items()})
         except BadInput:
             raise
         except (ValueError, TypeError, KeyError, AttributeError) as problem:

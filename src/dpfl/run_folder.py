@@ -5,19 +5,21 @@ config.toml         complete: running it again with its seed repeats the run bit
 metrics.jsonl       one line a round, on disk as soon as the round is over
 model.safetensors   the trained parameters by name
 certificate.json    the privacy that was really spent
-environment.json    versions, machine, data files, time
+environment.json    versions, machine, data files, time; the version of the folder itself
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-from dpfl.errors import BadInput
+from dpfl.errors import BadInput, require_readable
 
 CONFIG, METRICS, MODEL, CERTIFICATE, ENVIRONMENT = (
     "config.toml", "metrics.jsonl", "model.safetensors", "certificate.json", "environment.json",
 )  # fmt: skip
 LEDGER = "ledger.sqlite"
+VERSION = 1  # of the folder as a whole: which files it holds and what they say; it stands in environment.json
+CERTIFICATE_VERSION = 1  # of a certificate's plain data
 REPORT_FILES = ("report.html", "curve.png")
 PLAN, PLAN_PLOT, CONSTANTS = "plan.json", "plan.png", "constants.toml"
 
@@ -71,14 +73,22 @@ def append_metrics(path: Path, metrics: dict[str, Any]) -> None:
 
 def write_json(path: Path, name: str, content: dict[str, Any]) -> None:
     """Write one JSON file of the folder, whole or not at all."""
+    if name == ENVIRONMENT:
+        content = {"folder_version": VERSION} | content
     scratch = path / f"{name}.part"
     scratch.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     scratch.replace(path / name)
 
 
 def read_json(path: Path, name: str) -> dict[str, Any]:
-    """Read one JSON file of a finished run."""
-    return _decode(_read(path, name), path / name)
+    """Read one JSON file of a finished run; what a newer dpfl wrote is refused."""
+    content = _decode(_read(path, name), path / name)
+    # Release 0.1 named no versions.
+    if name == ENVIRONMENT:
+        require_readable("run", repr(str(path)), content.get("folder_version", 1), VERSION)
+    if name == CERTIFICATE:
+        require_readable("certificate", repr(str(path / name)), content.get("version", 1), CERTIFICATE_VERSION)
+    return content
 
 
 def ledger_of(path: Path) -> tuple[Path, str]:
@@ -111,7 +121,9 @@ def _read(path: Path, name: str) -> str:
 
 def _decode(text: str, path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(text)
-    except json.JSONDecodeError as problem:
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds {type(content).__name__}, no table")
+    except ValueError as problem:
         raise BadInput(f"run must be whole, but {str(path)!r} is damaged ({problem}); repeat the run") from None
     return content

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,14 +17,17 @@ ROOT = Path(dpfl.__file__).parent
 SOURCES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in ROOT.rglob("*.py")}
 
 # orders ← {privacy, federation, models} ← gradients ← {clients, server, systems} ← {round, config} ← training
-# ← comparison ← planning ← cli; a room may import from lower floors and from itself. A report reads files.
+# ← comparison ← planning ← cli; a room may import from lower floors and from itself. A report reads files and plain
+# data, so it stands below what computes them: whatever can be printed may ask it for the words.
 FLOORS = {
-    "errors": 0,
+    "errors": -1,  # the foundations
+    "rounding": -1,
+    "run_folder": 0,
+    "report": 1,
     "streams": 1,
     "options": 1,
     "precision": 1,
     "orders": 1,
-    "run_folder": 1,
     "federation": 2,
     "privacy": 2,
     "models": 2,
@@ -31,7 +35,6 @@ FLOORS = {
     "clients": 4,
     "server": 4,
     "systems": 4,
-    "report": 4,
     "round": 5,
     "config": 5,
     "training": 6,
@@ -72,8 +75,18 @@ def test_imports_point_one_way(module: str) -> None:
         assert FLOORS[other] < FLOORS[here], f"{module} imports {other}, which stands above or beside it"
 
 
-def test_reports_import_no_training_code() -> None:
-    assert imported(SOURCES["report/__init__"]) <= {"errors", "run_folder", "privacy", "report"}
+@pytest.mark.parametrize("module", sorted(module for module in SOURCES if room(module) == "report"))
+def test_reports_import_nothing_that_computes(module: str) -> None:
+    assert imported(SOURCES[module]) <= {"errors", "rounding", "run_folder", "report"}
+
+
+def test_the_privacy_room_computes_and_leaves_the_layout_to_reports() -> None:
+    for module, path in SOURCES.items():
+        tree = ast.parse(path.read_text())
+        functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        if room(module) == "privacy":
+            assert "text" not in functions
+            assert "textwrap" not in {package for package, _ in imports(tree)}
 
 
 def test_systems_never_touch_records_and_clients_know_no_system() -> None:
@@ -178,18 +191,34 @@ def test_the_database_is_known_to_the_books_only() -> None:
     assert users == ["privacy/books"]
 
 
+def loaded_by(program: str) -> set[str]:
+    """Return the packages, and the rooms of dpfl, that a fresh Python has loaded after a program."""
+    command = [sys.executable, "-c", f"{program}; import sys; print(*sys.modules)"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return {".".join(name.split(".")[: 2 if name.startswith("dpfl.") else 1]) for name in done.stdout.split()}
+
+
 def test_accounting_needs_no_tensors_and_no_accounting_library() -> None:
     # A client's owner can read a ledger, and check a certificate, on a machine that trains nothing.
     asked = ("accounting", "books", "budget", "calibration", "certificate", "filters", "ledger",
              "paper_formulas", "renyi", "solve", "statement")  # fmt: skip
-    program = (
-        f"import sys; {'; '.join(f'import dpfl.privacy.{name}' for name in asked)};"
-        " print(*{name.split('.')[0] for name in sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    loaded = set(done.stdout.split())
+    loaded = loaded_by("; ".join(f"import dpfl.privacy.{name}" for name in asked))
     assert {"dpfl", "numpy", "sqlite3"} <= loaded
-    assert not loaded & {"torch", "sklearn", "dp_accounting", "typer", "matplotlib"}
+    assert not loaded & {"torch", "sklearn", "dp_accounting", "typer", "matplotlib", "jinja2", "dpfl.report"}
+
+
+def test_words_need_nothing_but_python() -> None:
+    loaded = loaded_by("; ".join(f"import dpfl.report.{name}" for name in ("account", "certificate", "statement")))
+    assert "dpfl.report" in loaded
+    assert not loaded & {"numpy", "torch", "typer", "matplotlib", "jinja2", "dpfl.privacy"}
+
+
+def test_the_glossary_names_files_and_rooms_that_are_there() -> None:
+    glossary = (ROOT.parents[1] / "docs" / "glossary.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:[a-z_]+/)*[a-z_]+(?:\.py|/))`", glossary)
+    assert len(set(named)) > 15
+    for path in named:
+        assert (ROOT / path).exists() or (ROOT.parents[1] / path).exists(), f"the glossary sends its reader to {path}"
 
 
 def test_no_global_randomness_and_nothing_that_executes_what_it_loads() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.calibration import gaussian_noise_stds
-from dpfl.privacy.certificate import rounded_up
 from dpfl.privacy.gaussian_dp import epsilon_of, log_delta, mu_of, mu_of_pure
+from dpfl.rounding import rounded_up
 
 unhurried = settings(deadline=None)  # a busy machine is no failure
 long = settings(deadline=None, max_examples=150)

@@ -4,7 +4,15 @@ import math
 
 import pytest
 
-from dpfl.errors import BadInput, BudgetRefused, choose, require_count, require_positive, suggestion
+from dpfl.errors import (
+    BadInput,
+    BudgetRefused,
+    choose,
+    require_count,
+    require_positive,
+    require_readable,
+    suggestion,
+)
 
 KNOWN = {"udp": 1, "fedavg": 2, "fedprox": 3}
 
@@ -55,6 +63,20 @@ def test_what_is_no_count_is_refused(value: object) -> None:
     with pytest.raises(BadInput) as refusal:
         require_count("rounds", value, "train for one")  # type: ignore[arg-type]
     assert str(refusal.value) == f"rounds must be a whole number of at least 1, was {value!r}; train for one"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_version_up_to_the_newest_passes(version: int) -> None:
+    require_readable("order", "this one", version, newest=2)
+
+
+@pytest.mark.parametrize("version", [3, True, "2", 1.5, None])
+def test_a_version_that_cannot_be_known_is_refused(version: object) -> None:
+    with pytest.raises(BadInput) as refusal:
+        require_readable("order", "this one", version, newest=2)
+    assert str(refusal.value) == (
+        f"order must be of version 2 or older, but this one is of version {version!r}, from a newer dpfl; update dpfl"
+    )
 
 
 def test_the_two_refusals_are_no_relatives() -> None:

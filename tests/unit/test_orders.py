@@ -1,6 +1,8 @@
 """Orders are plain data: they survive JSON, refuse nonsense, and know their sensitivity by hand-worked numbers."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,30 @@ ORDERS = [
 def test_json_loses_nothing(order: Order) -> None:
     assert Order.from_json(order.to_json()) == order
     assert Order.from_json(order.to_json()).to_json() == order.to_json()
+
+
+OLD_ORDERS = [
+    Order(steps=1, learning_rate=0.5, clip=RecordClip(1.0), noise=Gaussian(0.01)),
+    Order(
+        steps=2, learning_rate=(0.5, 0.25), batch=Poisson(0.1), clip=RecordClip(2.0), noise=Gaussian(4.0),
+        noise_on="step",
+    ),
+    Order(steps=3, learning_rate=0.1, clip=ClientClip(1.0, norm=1), noise=Laplace(0.25)),
+    Order(steps=5, learning_rate=0.2, clip=ModelClip(3.0), noise=Gaussian(1.5), proximal=0.1),
+    Order(steps=1, learning_rate=1.0),
+]  # fmt: skip
+
+
+def test_orders_that_release_0_1_wrote_are_read() -> None:
+    path = Path(__file__).parents[1] / "data" / "formats" / "0.1" / "orders.jsonl"
+    assert [Order.from_json(line) for line in path.read_text(encoding="utf-8").splitlines()] == OLD_ORDERS
+
+
+def test_an_order_names_its_version_and_a_newer_one_is_refused() -> None:
+    plain = json.loads(ORDERS[0].to_json())
+    assert plain["version"] == 1
+    with pytest.raises(BadInput, match=r"order must be of version 1 or older, but .* is of version 2, .* update dpfl"):
+        Order.from_json(json.dumps(plain | {"version": 2, "momentum": 0.9}))
 
 
 @pytest.mark.parametrize(

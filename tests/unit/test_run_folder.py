@@ -156,10 +156,37 @@ def test_a_missing_file_is_named(tmp_path: Path, read: object, name: str) -> Non
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, read: object, name: str) -> None:
-    (tmp_path / name).write_text('{"round": 1')
-    with pytest.raises(BadInput) as refusal:
-        read(tmp_path)  # type: ignore[operator]
-    assert repr(str(tmp_path / name)) in str(refusal.value)
+    for damaged in ('{"round": 1', "[1, 2]"):
+        (tmp_path / name).write_text(damaged)
+        with pytest.raises(BadInput, match="is damaged") as refusal:
+            read(tmp_path)  # type: ignore[operator]
+        assert repr(str(tmp_path / name)) in str(refusal.value)
+
+
+def test_a_folder_names_its_version_in_its_environment_alone(tmp_path: Path) -> None:
+    for name in (run_folder.ENVIRONMENT, run_folder.CERTIFICATE):
+        run_folder.write_json(tmp_path, name, {"device": "cpu"})
+    assert run_folder.read_json(tmp_path, run_folder.ENVIRONMENT) == {"folder_version": 1, "device": "cpu"}
+    assert run_folder.read_json(tmp_path, run_folder.CERTIFICATE) == {"device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "field"),
+    [(run_folder.ENVIRONMENT, "folder_version", "run"), (run_folder.CERTIFICATE, "version", "certificate")],
+)
+def test_what_a_newer_release_wrote_is_refused(tmp_path: Path, name: str, key: str, field: str) -> None:
+    (tmp_path / name).write_text(json.dumps({key: 2, "ledger": run_folder.LEDGER, "run": "0123"}))
+    with pytest.raises(
+        BadInput, match=rf"{field} must be of version 1 or older, but .* is of version 2, .* update dpfl"
+    ):
+        run_folder.read_json(tmp_path, name)
+
+
+def test_the_ledger_of_a_newer_run_is_not_looked_for(tmp_path: Path) -> None:
+    newer = {"folder_version": 2, "ledger": run_folder.LEDGER, "run": "0123"}
+    (tmp_path / run_folder.ENVIRONMENT).write_text(json.dumps(newer))
+    with pytest.raises(BadInput, match="run must be of version 1 or older"):
+        run_folder.ledger_of(tmp_path)
 
 
 def test_the_ledger_of_a_run_lies_beside_it_or_where_others_share_it(tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ def account(
     with ln(1/δ)/(α−1); a sum for Laplace noise). Every number is on the safe side.
     """
     from dpfl.options import literal
-    from dpfl.privacy.solve import answer, text
+    from dpfl.privacy.solve import answer
+    from dpfl.report.account import text
 
     given = {"noise_multiplier": noise_multiplier, "steps": steps, "epsilon": epsilon, "delta": delta,
              "sampling_rate": sampling_rate}  # fmt: skip

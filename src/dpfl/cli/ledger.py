@@ -44,7 +44,8 @@ def ledger(
     from dpfl.options import literal
     from dpfl.privacy.books import Books, Grant
     from dpfl.privacy.budget import Budget
-    from dpfl.privacy.statement import state, text
+    from dpfl.privacy.statement import state
+    from dpfl.report.statement import text
 
     if new and where.exists():
         raise BadInput(f"ledger must not exist yet with --new, but {str(where)!r} does; leave --new out")

@@ -15,7 +15,7 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Write report.html and curve.png into the run's folder: the training curve, the certificate, the config."""
-    from dpfl.report import write
+    from dpfl.report.run import write
 
     page, curve = write(run)
     print(json.dumps({"report": str(page), "curve": str(curve)}) if as_json else f"report      {page}")

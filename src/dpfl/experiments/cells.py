@@ -6,22 +6,20 @@ when to stop: cells that differ in nothing else are one training, looked at wher
 """
 
 import gc
-import hashlib
-import json
 import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from dpfl import __version__
 from dpfl.config import Config, Settings
 from dpfl.errors import BadInput, Caution
+from dpfl.experiments import keys
 from dpfl.federation import Federation
 from dpfl.planning import NUMBERS, Constants, Task, make
 from dpfl.precision import products
@@ -84,13 +82,19 @@ class Cell:
     @property
     def key(self) -> str:
         """Return a fingerprint of everything that the result depends on."""
-        settings = self.config.settings
-        anywhere = replace(settings, device="cpu", backend="stacked")  # neither decides what comes out
-        parts = [
-            __version__, replace(self.config, settings=anywhere).to_toml(), self.repetitions, self.seed,
-            self.fresh_data, self.evaluate_every, repr(self.ask),
-        ]  # fmt: skip
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+        return keys.key(self.config, self._how)
+
+    @property
+    def key_of_0_1(self) -> str | None:
+        """Return the key of the same cell in records of release 0.1, or None where that knew no such cell."""
+        return keys.key_of_0_1(self.config, self._how)
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {
+            "repetitions": self.repetitions, "seed": self.seed, "fresh_data": self.fresh_data,
+            "evaluate_every": self.evaluate_every, "ask": None if self.ask is None else asdict(self.ask),
+        }  # fmt: skip
 
 
 def perform(cells: Sequence[Cell], device: str) -> list[Record]:
@@ -110,7 +114,7 @@ def perform(cells: Sequence[Cell], device: str) -> list[Record]:
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "date": datetime.now(UTC).date().isoformat(),
     }
-    return [{"key": cell.key, **one, **same} for cell, one in zip(cells, found, strict=True)]
+    return [{"version": keys.VERSION, "key": cell.key, **one, **same} for cell, one in zip(cells, found, strict=True)]
 
 
 def _planned(cell: Cell, ask: Ask) -> Record:

@@ -11,8 +11,8 @@ from dpfl.experiments.cells import restored
 from dpfl.experiments.claims import Estimate, Judgement, judge
 from dpfl.experiments.experiment import MEASURES, Experiment, Line
 from dpfl.experiments.store import Store
-from dpfl.privacy.certificate import rounded_up
 from dpfl.report.experiment import draw
+from dpfl.rounding import rounded_up
 
 _NO_NOISE = 1e6  # an ε from which on noise is as good as none: how a table writes "without noise"
 LOWER_IS_BETTER = {"loss": True, "accuracy": False}
@@ -57,7 +57,7 @@ class Results:
         """Return what one place measured; of several candidates that which did best on the public split."""
         candidates: list[tuple[float, int, dict[str, Any], dict[str, Any]]] = []
         for choice, cell in self.experiment.cells(row, column, at_true=at_true, seed=self.seed):
-            record = store.records[cell.key]
+            record = store[cell]
             self.dates.add(record["date"])
             self.devices.add(record["device"])
             self._seconds[cell.key] = record["seconds"]

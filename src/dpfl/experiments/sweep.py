@@ -53,7 +53,7 @@ def jobs_of(experiment: Experiment, seed: int) -> list[Job]:
 def missing(experiments: Iterable[Experiment], store: Store, seed: int) -> list[Job]:
     """Return the cells that are still to be done, the longest first, so that no core waits for the last."""
     jobs = {job.cell.key: job for experiment in experiments for job in jobs_of(experiment, seed)}
-    return sorted((job for key, job in jobs.items() if key not in store.records), key=lambda job: -flops(job.cell))
+    return sorted((job for job in jobs.values() if job.cell not in store), key=lambda job: -flops(job.cell))
 
 
 def sweep(todo: Sequence[Job], store: Store, *, device: str = "cpu", processes: int | None = None,

@@ -18,14 +18,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
-from dpfl.errors import BadInput, require_count, require_one_of
+from dpfl.errors import BadInput, require_count, require_one_of, require_readable
 from dpfl.orders import NEIGHBOURS, UNITS, Neighbours, Unit
 from dpfl.privacy.accounting import Mechanism
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.filters import Currency
 
 _APPLICATION = 0x6470666C  # "dpfl"
-_VERSION = 1
+_VERSION = 1  # of the tables below and of what `runs.facts` says
 _NO_NOISE = 1e-300  # costs infinitely much, where a sum of costs has overflowed
 _PATIENCE = 10.0  # seconds to wait while somebody else writes
 
@@ -125,11 +125,7 @@ class Books:
             raise BadInput(
                 f"ledger must be a ledger of dpfl, but {str(self.path)!r} is another database; choose another"
             )
-        if version > _VERSION:
-            raise BadInput(
-                f"ledger must be of version {_VERSION} or older, but {str(self.path)!r} is of version {version}, from a"
-                " newer dpfl; update dpfl"
-            )
+        require_readable("ledger", repr(str(self.path)), version, _VERSION)
         if self._one("PRAGMA quick_check(1)")[0] != "ok":
             raise sqlite3.DatabaseError("its pages do not fit together")
 

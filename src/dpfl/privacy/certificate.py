@@ -4,12 +4,10 @@ It is computed from the books alone, at the end of a run and whenever somebody a
 """
 
 import math
-import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,7 @@ from dpfl.errors import BadInput
 from dpfl.privacy.accounting import Mechanism, tight_each
 from dpfl.privacy.books import BookedRun, Books
 from dpfl.privacy.budget import Observer, Promise, cautions
-
-_PROTECTED = {
-    ("record", "replace"): "one record of one client (replaced by any other)",
-    ("record", "add-remove"): "one record of one client (added or removed)",
-    ("client", "replace"): "all records of one client (replaced by any others)",
-    ("client", "add-remove"): "all records of one client (added or removed)",
-}
-
-_WIDTH = 120
-_BASES = {"server": "the clipping performed", "uplink": "the same, overheard", "released": "the same, no collusion"}
+from dpfl.rounding import rounded_up as rounded_up  # for those who look for it beside `finite`
 
 
 @dataclass(frozen=True)
@@ -57,7 +46,7 @@ class Spending:
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """A statement about one training; `certify` makes it and `text` prints it."""
+    """A statement about one training; `certify` makes it, and printing it says it in words."""
 
     system: str
     clients: int
@@ -78,9 +67,11 @@ class Certificate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as plain data for JSON."""
-        return asdict(self)
+        return {"version": run_folder.CERTIFICATE_VERSION} | asdict(self)
 
     def __str__(self) -> str:
+        from dpfl.report.certificate import text  # what computes needs no words until somebody prints it
+
         return text(self.to_dict())
 
 
@@ -180,8 +171,8 @@ def recertify(folder: Path) -> tuple[Certificate, bool]:
         certificate = certify(books, books.run(name))
     if not (folder / run_folder.CERTIFICATE).exists():
         return certificate, False
-    plain = certificate.to_dict()
-    different = disagreements(run_folder.read_json(folder, run_folder.CERTIFICATE), plain)
+    stored = {"version": 1} | run_folder.read_json(folder, run_folder.CERTIFICATE)  # release 0.1 named no version
+    different = disagreements(stored, certificate.to_dict())
     if different:
         more = f" (and {len(different) - 1} more)" if len(different) > 1 else ""
         raise BadInput(
@@ -206,102 +197,3 @@ def disagreements(stored: Any, recomputed: Any, place: str = "") -> list[str]:
         if math.isclose(stored, recomputed, rel_tol=1e-6, abs_tol=close):
             return []
     return [f"{place} is {stored!r} in the certificate and {recomputed!r} by the ledger"]
-
-
-def text(certificate: dict[str, Any]) -> str:
-    """Print a certificate (its plain data) on one screen, in words."""
-    calibration = f"{certificate['calibration']} calibration, " if certificate["calibration"] else ""
-    title = f"{certificate['system']}, {calibration}{certificate['clients']} clients, {certificate['rounds']} rounds"
-    config = f"config {certificate['config']}" if certificate["config"] else ""
-    lines = [_line("Privacy certificate", f"{title:<70} {config}")]
-    if certificate["claimed"] is None:
-        return "\n".join([
-            *lines,
-            _line("protects", "nothing: uploads carry no noise, and no finite ε holds against the server"),
-            _line("left uncounted", "; ".join(certificate["uncounted"])),
-        ])  # fmt: skip
-    lines += [
-        _line("protects", _PROTECTED[certificate["unit"], certificate["neighbours"]]),
-        *_table(certificate),
-        _line("left uncounted", "; ".join(certificate["uncounted"]) or "nothing"),
-        _line("not promised", "anything about who took part, how many records a client holds, or people whose records"),
-        _line("", "sit at several clients; anything against whoever reads a client's own machine"),
-    ]
-    if certificate["noise_source"] == "seed":
-        lines.append(_line("a simulation", "the noise came from a seed: whoever knows the seed can subtract it"))
-    return "\n".join(lines + [_line("caution", caution) for caution in certificate["cautions"]])
-
-
-def _table(certificate: dict[str, Any]) -> list[str]:
-    """Print a row for each observer; one that would be too long goes on in the next line."""
-    spending, observers = certificate["spending"], certificate["observers"]
-    budget = [f"ε = {_range(spending, 'claimed_epsilon', '{:g}'.format)},",
-              f"δ = {_range(spending, 'delta', '{:g}'.format)}"]  # fmt: skip
-    names = {"server": "the server", "uplink": f"{certificate['exposures']} uploads", "released": "released models"}
-    rows = [("against", ["promised"], ["really spent"], "from")]
-    for observer, seen in observers.items():
-        spent = [f"ε ≤ {_range(spending, f'{observer}_epsilon', rounded_up)}"]
-        is_promised = observer in certificate["against"]
-        alike = observer != "server" and seen["epsilon"] == observers["server"]["epsilon"]
-        basis = "no more than the server sees" if alike else _BASES[observer]
-        verdict = [f"  {_verdict(spending, observer)}"] if is_promised else []
-        rows.append((f"  {names[observer]}", budget if is_promised else ["–"], spent + verdict, basis))
-        if seen["claimed_basis"] is not None:
-            believed = f"ε ≤ {rounded_up(seen['claimed_epsilon'])}"
-            rows.append(("", [""], [believed], "the paper's sensitivity, claimed"))
-    short = [(name, [" ".join(promised)], [" ".join(spent)], basis) for name, promised, spent, basis in rows]
-    lines = _aligned(short)
-    return lines if max(map(len, lines)) <= _WIDTH else _aligned(rows)
-
-
-def _aligned(rows: Sequence[tuple[str, list[str], list[str], str]]) -> list[str]:
-    """Print rows in columns, what follows in a cell below its first line and as long as it likes."""
-    second, third = (max(len(row[column][0]) for row in rows) + 3 for column in (1, 2))
-    lines = []
-    for name, promised, spent, basis in rows:
-        lines.append(_line(name, f"{promised[0]:<{second}}{spent[0]:<{third}}{basis}"))
-        if len(promised) > 1 or len(spent) > 1:
-            lines.append(_line("", f"{' '.join(promised[1:]):<{second}}{' '.join(spent[1:])}"))
-    return lines
-
-
-def _verdict(spending: Sequence[dict[str, Any]], observer: str) -> str:
-    """Say whether every client got what it was promised, and otherwise by how much the worst did not."""
-    key = f"{observer}_epsilon"
-    ratios = [math.inf if line[key] is None else line[key] / line["claimed_epsilon"] for line in spending]
-    over = [ratio for ratio in ratios if ratio > 1 + 1e-9]
-    if not over:
-        return "within the promise"
-    if math.isinf(max(over)):
-        return "MORE than any promise"
-    percent = 100 * (max(over) - 1)
-    shown = f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
-    whom = "" if len(over) == len(spending) else f", for {len(over)} of {len(spending)} clients"
-    return f"{shown} % MORE than promised{whom}"
-
-
-def _range(spending: Sequence[dict[str, Any]], key: str, show: Callable[[float | None], str]) -> str:
-    """Print one number where all clients agree, and from the least to the most where each has its own."""
-    low, high = (show(pick((line[key] for line in spending), key=_or_infinite)) for pick in (min, max))
-    return high if low == high else f"{low} to {high}"
-
-
-def _or_infinite(number: float | None) -> float:
-    return math.inf if number is None else number
-
-
-def rounded_up(epsilon: float | None) -> str:
-    """Print an upper bound so that the printed number still is one, sums of decimal fractions forgiven.
-
-    >>> rounded_up(7.9999999), rounded_up(0.64600309), rounded_up(30.31744), rounded_up(None)
-    ('8', '0.6461', '30.32', '∞')
-    """
-    if epsilon is None:
-        return "∞"
-    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(repr(epsilon * (1 - 1e-9)))):g}"
-
-
-def _line(label: str, content: str) -> str:
-    """Print a label and its content, folded under it where it is long."""
-    wrapped: Iterable[str] = textwrap.wrap(content, 98) if len(content) > 98 and "   " not in content else [content]
-    return "\n".join(f"{label if i == 0 else '':<20} {part}".rstrip() for i, part in enumerate(wrapped or [""]))

@@ -7,15 +7,10 @@ from dpfl.errors import BadInput, require_count, require_positive
 from dpfl.privacy import renyi
 from dpfl.privacy.accounting import Accountant, Mechanism, NoiseLaw, Sampling, least_noise, most_steps, tight
 from dpfl.privacy.budget import Budget
-from dpfl.privacy.certificate import finite, rounded_up
+from dpfl.privacy.certificate import finite
 from dpfl.privacy.paper_formulas import ali_epsilon
 
 _ACCOUNTANTS: dict[str, Accountant] = {"tight": tight, "rdp": renyi.epsilon, "paper": ali_epsilon}
-_WORDS = {
-    "tight": "exact, or privacy-loss distributions",
-    "rdp": "Rényi DP (dp-accounting)",
-    "paper": "as the papers count",
-}
 
 Found = dict[str, Any]  # tight, rdp, paper: a number, or None where there is no such formula or no finite answer
 
@@ -71,16 +66,3 @@ def answer(
 def _has_formula(accountant: str, mechanism: Mechanism) -> bool:
     """Say whether the papers count this: they sample by Poisson, and never with Laplace noise."""
     return accountant != "paper" or mechanism.plain or (mechanism.noise, mechanism.sampling) == ("gaussian", "poisson")
-
-
-def text(question: str, found: Found) -> str:
-    """Print the three answers as a small table."""
-    sign = {"epsilon": "ε ≤", "steps": "steps ≤", "noise_multiplier": "noise ≥"}[question]
-    rows = [
-        f"{name:<6} {sign} {'–' if number is None else number if question == 'steps' else rounded_up(number)!s:<10}"
-        f" {_WORDS[name] if number is not None else 'no formula, or no finite answer'}"
-        for name, number in found.items()
-    ]
-    if question == "steps" and found["tight"] == 0:
-        rows.append("not even one step fits; add noise, or raise epsilon or delta")
-    return "\n".join(rows)

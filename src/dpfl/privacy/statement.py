@@ -1,15 +1,12 @@
 """A statement of account: what every client has spent in all runs of a ledger, and what its owner granted."""
 
-import math
 from collections import Counter
 from typing import Any
 
 from dpfl.privacy.accounting import tight_each
 from dpfl.privacy.books import BookedRun, Books
 from dpfl.privacy.budget import Promise
-from dpfl.privacy.certificate import finite, rounded_up
-
-_SHOWN = 20  # clients that a screen can hold
+from dpfl.privacy.certificate import finite
 
 Statement = dict[str, Any]
 
@@ -90,49 +87,3 @@ def _lines(books: Books, kind: tuple[str, str], runs: list[BookedRun]) -> list[d
         }
         for client, epsilon, delta in zip(clients, epsilons, at, strict=True)
     ]
-
-
-def text(statement: Statement) -> str:
-    """Print the statement on a screen: the newest runs, and the clients that spent most."""
-    runs, clients = statement["runs"], statement["clients"]
-    lines = [f"ledger {statement['ledger']}: {len(runs)} {'run' if len(runs) == 1 else 'runs'}"]
-    if len(runs) > _SHOWN:
-        lines.append(f"  the newest {_SHOWN}:")
-    for run in runs[-_SHOWN:]:
-        how = "no privacy" if run["calibration"] is None else f"{run['calibration']} calibration"
-        lines.append(f"  {run['opened']}  {run['run']}  {run['system']}, {how}, {run['rounds']} rounds")
-    for grant in statement["grants"]:
-        whom = "every client" if grant["client"] is None else f"client {grant['client']}"
-        lines.append(
-            f"  granted to {whom}: ε = {grant['epsilon']:g}, δ = {grant['delta']:g} over all runs"
-            f" ({grant['unit']}, {grant['neighbours']}; {grant['currency']})"
-        )
-    if not clients:
-        return "\n".join([*lines, "nobody has been charged yet"])
-    rows = sorted(clients, key=lambda line: (-_most(line), line["client"]))
-    lines += [
-        "",
-        f"{'client':>6}  {'runs':>5}  {'uploads':>7}  {'spent, ever':<26}  {'granted':<22}  one … is protected",
-    ]
-    lines += [_row(line) for line in rows[:_SHOWN]]
-    if len(rows) > _SHOWN:
-        lines.append(f"  … and {len(rows) - _SHOWN} that spent less; --json has all of them")
-    return "\n".join(lines)
-
-
-def _most(line: dict[str, Any]) -> float:
-    """Return the printed ε, so that clients which print alike stay in their order."""
-    spent = line["spent"]
-    return math.inf if spent is None or spent["epsilon"] is None else float(rounded_up(spent["epsilon"]))
-
-
-def _row(line: dict[str, Any]) -> str:
-    if line["spent"] is None:
-        return f"{line['client']:>6}  {'':>5}  {'':>7}  everything: it uploaded without noise"
-    spent, granted = line["spent"], line["granted"]
-    shown = f"ε ≤ {rounded_up(spent['epsilon'])}, δ = {spent['delta']:g}"
-    limit = "–" if granted is None else f"ε = {granted['epsilon']:g}, δ = {granted['delta']:g}"
-    how = {"replace": "replaced", "add-remove": "added or removed"}[line["neighbours"]]
-    return (
-        f"{line['client']:>6}  {line['runs']:>5}  {line['uploads']:>7}  {shown:<26}  {limit:<22}  {line['unit']}, {how}"
-    )

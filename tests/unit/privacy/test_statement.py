@@ -11,7 +11,8 @@ from dpfl.privacy.books import Books, Grant
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.gaussian_dp import epsilon_of
 from dpfl.privacy.ledger import Ledger
-from dpfl.privacy.statement import state, text
+from dpfl.privacy.statement import state
+from dpfl.report.statement import text
 
 DELTA = 1e-5
 

@@ -1,0 +1,121 @@
+"""A certificate on one screen, in words: ours, and beside them those of the field (docs/glossary.md)."""
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from dpfl.rounding import rounded_up
+
+_WIDTH = 120
+_PROTECTED = {
+    ("record", "replace"): "one record of one client (replaced by any other: replace-one adjacency)",
+    ("record", "add-remove"): "one record of one client (added or removed: add-or-remove adjacency)",
+    ("client", "replace"): "all records of one client (replaced by any others: client level, replace-one adjacency)",
+    ("client", "add-remove"): "all records of one client (added or removed: client level, add-or-remove adjacency)",
+}
+_BASES = {"server": "the clipping performed", "uplink": "the same, overheard", "released": "the same, no collusion"}
+_UNTRUSTED = {"uplink": "eavesdroppers", "released": "readers of the models (central DP)"}
+
+
+def text(certificate: dict[str, Any]) -> str:
+    """Print a certificate (its plain data) on one screen, in words."""
+    calibration = f"{certificate['calibration']} calibration, " if certificate["calibration"] else ""
+    title = f"{certificate['system']}, {calibration}{certificate['clients']} clients, {certificate['rounds']} rounds"
+    config = f"config {certificate['config']}" if certificate["config"] else ""
+    lines = [_line("Privacy certificate", f"{title:<70} {config}")]
+    if certificate["claimed"] is None:
+        return "\n".join([
+            *lines,
+            _line("protects", "nothing: uploads carry no noise, and no finite ε holds against the server"),
+            _line("left uncounted", "; ".join(certificate["uncounted"])),
+        ])  # fmt: skip
+    lines += [
+        _line("protects", _PROTECTED[certificate["unit"], certificate["neighbours"]]),
+        _line("trust model", _trust(certificate["against"])),
+        *_table(certificate),
+        _line("left uncounted", "; ".join(certificate["uncounted"]) or "nothing"),
+        _line("not promised", "anything about who took part, how many records a client holds, or people whose records"),
+        _line("", "sit at several clients; anything against whoever reads a client's own machine"),
+    ]
+    if certificate["noise_source"] == "seed":
+        lines.append(_line("a simulation", "the noise came from a seed: whoever knows the seed can subtract it"))
+    return "\n".join(lines + [_line("caution", caution) for caution in certificate["cautions"]])
+
+
+def _trust(against: Sequence[str]) -> str:
+    """Say who has to be believed for the promise to mean something."""
+    if "server" in against:
+        return "nobody but the client itself: it adds the noise to what it uploads (local DP)"
+    return f"the server, with every upload; not {', nor '.join(_UNTRUSTED[observer] for observer in against)}"
+
+
+def _table(certificate: dict[str, Any]) -> list[str]:
+    """Print a row for each observer; one that would be too long goes on in the next line."""
+    spending, observers = certificate["spending"], certificate["observers"]
+    budget = [f"ε = {_range(spending, 'claimed_epsilon', '{:g}'.format)},",
+              f"δ = {_range(spending, 'delta', '{:g}'.format)}"]  # fmt: skip
+    heard = certificate["exposures"]
+    names = {
+        "server": "the server (local DP)",
+        "uplink": f"an eavesdropper, {heard} upload{'' if heard == 1 else 's'}",
+        "released": "released models (central DP)",
+    }
+    rows = [("against", ["promised"], ["really spent"], "from")]
+    for observer, seen in observers.items():
+        spent = [f"ε ≤ {_range(spending, f'{observer}_epsilon', rounded_up)}"]
+        is_promised = observer in certificate["against"]
+        alike = observer != "server" and seen["epsilon"] == observers["server"]["epsilon"]
+        basis = "no more than the server sees" if alike else _BASES[observer]
+        verdict = [f"  {_verdict(spending, observer)}"] if is_promised else []
+        rows.append((f"  {names[observer]}", budget if is_promised else ["–"], spent + verdict, basis))
+        if seen["claimed_basis"] is not None:
+            believed = f"ε ≤ {rounded_up(seen['claimed_epsilon'])}"
+            rows.append(("", [""], [believed], "the paper's sensitivity, claimed"))
+    short = [(name, [" ".join(promised)], [" ".join(spent)], basis) for name, promised, spent, basis in rows]
+    lines = _aligned(short)
+    return lines if max(map(len, lines)) <= _WIDTH else _aligned(rows)
+
+
+def _aligned(rows: Sequence[tuple[str, list[str], list[str], str]]) -> list[str]:
+    """Print rows in columns; what is spent goes on below, as long as it likes."""
+    first = max(len(row[0]) for row in rows) + 2
+    second = max(len(part) for row in rows for part in row[1]) + 3
+    third = max(len(row[2][0]) for row in rows) + 3
+    lines = []
+    for name, promised, spent, basis in rows:
+        lines.append(f"{name:<{first}}{promised[0]:<{second}}{spent[0]:<{third}}{basis}")
+        if len(promised) > 1 or len(spent) > 1:
+            lines.append(f"{'':<{first}}{' '.join(promised[1:]):<{second}}{' '.join(spent[1:])}".rstrip())
+    return lines
+
+
+def _verdict(spending: Sequence[dict[str, Any]], observer: str) -> str:
+    """Say whether every client got what it was promised, and otherwise by how much the worst did not."""
+    key = f"{observer}_epsilon"
+    ratios = [math.inf if line[key] is None else line[key] / line["claimed_epsilon"] for line in spending]
+    over = [ratio for ratio in ratios if ratio > 1 + 1e-9]
+    if not over:
+        return "within the promise"
+    if math.isinf(max(over)):
+        return "MORE than any promise"
+    percent = 100 * (max(over) - 1)
+    shown = f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
+    whom = "" if len(over) == len(spending) else f", for {len(over)} of {len(spending)} clients"
+    return f"{shown} % MORE than promised{whom}"
+
+
+def _range(spending: Sequence[dict[str, Any]], key: str, show: Callable[[float | None], str]) -> str:
+    """Print one number where all clients agree, and from the least to the most where each has its own."""
+    low, high = (show(pick((line[key] for line in spending), key=_or_infinite)) for pick in (min, max))
+    return high if low == high else f"{low} to {high}"
+
+
+def _or_infinite(number: float | None) -> float:
+    return math.inf if number is None else number
+
+
+def _line(label: str, content: str) -> str:
+    """Print a label and its content, folded under it where it is long."""
+    wrapped: Iterable[str] = textwrap.wrap(content, 98) if len(content) > 98 and "   " not in content else [content]
+    return "\n".join(f"{label if i == 0 else '':<20} {part}".rstrip() for i, part in enumerate(wrapped or [""]))
