@@ -5,7 +5,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,19 +18,20 @@ from torch import Tensor, nn
 from dpfl import __version__, run_folder
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
-from dpfl.config import Config, Settings
+from dpfl.config import Config
 from dpfl.errors import BadInput, BudgetRefused, Caution
 from dpfl.federation import Federation, Records, Schedule, federate
 from dpfl.gradients.capabilities import Capabilities, capabilities_of
 from dpfl.models import Loss, Model, build, default_model
 from dpfl.orders import Gaussian
-from dpfl.precision import Precision, products
+from dpfl.precision import products
 from dpfl.privacy.books import Books
 from dpfl.privacy.budget import cautions, unpaid
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import Clients, OnUploads, Outcome, look, play, sit_out
 from dpfl.server.evaluation import Score, evaluate
+from dpfl.settings import Settings, TrainSettings, read, takes
 from dpfl.streams import Streams, fresh_seed, layer_randomness
 from dpfl.systems import Problem, System
 
@@ -75,18 +76,7 @@ def run(config: Config, *, out: Path | None = None, force: bool = False, on_roun
     if out is not None:
         run_folder.claim(out, force=force)  # before the data is loaded, which can take a while
     return train(
-        config.system,
-        federation_of(settings),
-        settings.model,
-        seed=settings.seed,
-        backend=settings.backend,
-        device=settings.device,
-        precision=settings.precision,
-        evaluate_every=settings.evaluate_every,
-        ledger=settings.ledger,
-        out=out,
-        force=force,
-        on_round=on_round,
+        config.system, federation_of(settings), out=out, force=force, on_round=on_round, **asdict(settings.of_training)
     )
 
 
@@ -102,64 +92,41 @@ def settled(settings: Settings) -> Settings:
 
 def federation_of(settings: Settings) -> Federation:
     """Share the data out as the settings say."""
-    return federate(
-        settings.data,
-        clients=settings.clients,
-        partition=settings.partition,
-        sizes=settings.sizes,
-        share=settings.share,
-        min_records=settings.min_records,
-        validation_share=settings.validation_share,
-        test_share=settings.test_share,
-        seed=settings.seed if settings.data_seed is None else settings.data_seed,
-    )
+    return federate(**asdict(settings.of_data))
 
 
+@takes(TrainSettings)
 def train(
     system: System[Any],
     federation: Federation,
     model: str | nn.Module | None = None,
     *,
     loss: Loss | None = None,
-    seed: int | None = None,
-    backend: str = "stacked",
-    device: str = "cpu",
-    precision: Precision = "float32",
-    evaluate_every: int = 1,
     evaluate_after: Collection[int] = (),
-    ledger: str | Path | None = None,
     out: str | Path | None = None,
     force: bool = False,
     on_round: OnRound | None = None,
     on_uploads: OnUploads | None = None,
+    **settings: Any,
 ) -> Run:
     """Train `model` over the federation's clients by the rules of `system`.
 
     model: a name, an `nn.Module` (then `loss` maps its outputs and the targets to one value a record or to their mean),
         or None for the one that fits the data. A module is trained in place.
-    seed: repeats the run bit for bit, its noise included, so it is for simulations; None draws noise from the system.
-    evaluate_every: rounds between looks at the public validation and the test split; a system that watches its training
-        looks at the former after every round.
-    evaluate_after: rounds after which to look as well.
-    ledger: an existing ledger file to charge, which other runs share and whose owner may have limited each client; None
-        for a ledger of this run alone.
+    evaluate_after: rounds after which to look at the public validation and the test split as well as every
+        `evaluate_every`; a system that watches its training looks at the former after every round.
     out: folder to keep the run in; an existing one is refused unless `force`.
-    backend: "stacked" trains a whole cohort at once, "reference" one client after the other.
-    precision: "tf32" lets a GPU multiply with fewer bits, which is faster; "float32" never does.
     on_round: called with the metrics of each round.
     on_uploads: called with each round's number and the upload of every client, noise included, as an audit needs
         them; without it only their weighted sum is formed where that is all the system looks at.
 
     Raises BadInput before anything is written, and BudgetRefused where the clients' budgets end the training early.
     """
-    streams = Streams(seed)
+    chosen = read(TrainSettings, settings, by="train")
+    streams = Streams(chosen.seed)
     learner = as_model(model, loss, federation, streams)
-    choices: dict[str, Any] = {
-        "model": learner.name, "evaluate_every": evaluate_every, "backend": backend, "device": device,
-        "precision": precision, "seed": seed, "ledger": None if ledger is None else str(ledger),
-    }  # fmt: skip
-    config = Config(system, settings_of(federation, **choices))
-    target = as_device(device)
+    config = Config(system, settings_of(federation, **asdict(chosen) | {"model": learner.name}))
+    target = as_device(chosen.device)
     folder = None if out is None else Path(out)
     if folder is not None:
         run_folder.claim(folder, force=force)
@@ -180,16 +147,16 @@ def train(
     promise = system.promise(federation.sizes)
     seen = look(unpaid(promise, system.questions), clients=clients, model=learner, validation=validation)
     state = system.begin(problem, learner.weights(), seen)
-    environment = _environment(federation, device, str(known))
+    environment = _environment(federation, chosen.device, str(known))
     for caution in cautions(promise, federation.sizes) if promise is not None else ():
         warnings.warn(caution, Caution, stacklevel=2)
     run_ledger = Ledger(
-        promise, federation.sizes, books=_books(ledger, folder), system=system.name, config=config.hash,
+        promise, federation.sizes, books=_books(chosen.ledger, folder), system=system.name, config=config.hash,
         seeded=streams.seeded, versions=environment["versions"],
     )  # fmt: skip
 
     started = time.perf_counter()
-    environment["ledger"] = run_folder.LEDGER if ledger is None else str(Path(ledger).resolve())
+    environment["ledger"] = run_folder.LEDGER if chosen.ledger is None else str(Path(chosen.ledger).resolve())
     environment["run"] = run_ledger.run.name  # as the ledger knows it
     if folder is not None:
         note = "" if federation.recipe is not None and not isinstance(model, nn.Module) else _OWN
@@ -199,7 +166,7 @@ def train(
     def due(round: int) -> bool:
         """Tell whether the model is to be scored after a round."""
         # A round after which nobody can pay was the last one, and that is known only afterwards.
-        seen = round % evaluate_every == 0 or round in evaluate_after
+        seen = round % chosen.evaluate_every == 0 or round in evaluate_after
         return seen or round >= state.rounds or system.until_spent
 
     nobody = Records(validation.x[:0], validation.y[:0])
@@ -260,7 +227,7 @@ def as_model(model: str | nn.Module | None, loss: Loss | None, federation: Feder
     return Model(model, loss, classify=None if federation.classes is None else lambda outputs: outputs.argmax(-1))
 
 
-def _books(ledger: str | Path | None, folder: Path | None) -> Books:
+def _books(ledger: str | None, folder: Path | None) -> Books:
     if ledger is not None:
         return Books(Path(ledger), create=False)
     if folder is None:
@@ -272,7 +239,7 @@ def _books(ledger: str | Path | None, folder: Path | None) -> Books:
 def settings_of(federation: Federation, **choices: Any) -> Settings:
     """Return settings that share the data out as this federation does; data that was handed over is only named."""
     recipe = federation.recipe or {"data": federation.name, "clients": len(federation.clients)}
-    return Settings(**{"data_seed" if key == "seed" else key: value for key, value in recipe.items()}, **choices)
+    return Settings(**recipe, **choices)
 
 
 def as_device(name: str) -> torch.device:

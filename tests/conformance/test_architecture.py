@@ -15,8 +15,8 @@ from dpfl.privacy import paper_formulas
 ROOT = Path(dpfl.__file__).parent
 SOURCES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in ROOT.rglob("*.py")}
 
-# orders ← {privacy, federation, models} ← gradients ← {clients, server, systems} ← {round, config} ← training
-# ← comparison ← planning ← cli; a room may import from lower floors and from itself. A report reads files.
+# {orders, settings} ← {privacy, federation, models} ← gradients ← {clients, server, systems} ← {round, config}
+# ← training ← comparison ← planning ← cli; a room may import from lower floors and from itself. A report reads files.
 FLOORS = {
     "errors": 0,
     "streams": 1,
@@ -24,25 +24,26 @@ FLOORS = {
     "precision": 1,
     "orders": 1,
     "run_folder": 1,
-    "federation": 2,
-    "privacy": 2,
-    "models": 2,
-    "gradients": 3,
-    "clients": 4,
-    "server": 4,
-    "systems": 4,
-    "report": 4,
-    "round": 5,
-    "config": 5,
-    "training": 6,
-    "bench": 8,
-    "rehearsal": 6,
-    "comparison": 7,
-    "repetitions": 7,
-    "planning": 8,
-    "experiments": 9,
-    "cli": 10,
-    "__main__": 11,
+    "settings": 2,
+    "federation": 3,
+    "privacy": 3,
+    "models": 3,
+    "gradients": 4,
+    "clients": 5,
+    "server": 5,
+    "systems": 5,
+    "report": 5,
+    "round": 6,
+    "config": 6,
+    "training": 7,
+    "bench": 9,
+    "rehearsal": 7,
+    "comparison": 8,
+    "repetitions": 8,
+    "planning": 9,
+    "experiments": 10,
+    "cli": 11,
+    "__main__": 12,
 }
 
 
