@@ -11,25 +11,25 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dpfl import config as configs
 from dpfl import run_folder
-from dpfl.config import Config, Settings
+from dpfl.config import Config
 from dpfl.errors import BadInput, require_count
+from dpfl.options import option_names
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.certificate import finite, rounded_up
 from dpfl.rehearsal import at_true_epsilon, is_true
 from dpfl.report.comparison import draw
+from dpfl.settings import COMPARED, Settings
 from dpfl.streams import Streams
 from dpfl.systems import SYSTEMS, PrivateSystem
 from dpfl.training import Run, federation_of, run
 
 OnRun = Callable[[str, int], None]  # told before each run: whose, and with which seed
-
-_SHARED = ("data", "clients", "partition", "sizes", "share", "min_records", "validation_share", "test_share", "model")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def contenders(names: Sequence[str], given: Mapping[str, Any]) -> list[Contender
     """
     if not names:
         raise BadInput("at least one config or system must be named to compare, none was; name two or more")
-    settings = {field.name for field in fields(Settings)}
+    settings = set(option_names(Settings))
     known: set[str] = set()
     found = []
     times: Counter[str] = Counter()
@@ -93,7 +93,7 @@ def contenders(names: Sequence[str], given: Mapping[str, Any]) -> list[Contender
         table: dict[str, Any] = configs.read(Path(name)) if from_file else {"system": name}
         label, search = Path(name).stem if from_file else name, table.pop("search", {})
         kind = SYSTEMS.get(str(table.get("system")))
-        own = {field.name for field in fields(kind)} if kind else set()
+        own = set(option_names(kind)) if kind else set()
         known |= settings | own
         parsed = configs.parse(table | {key: value for key, value in given.items() if key in settings | own})
         _require_search(label, search, parsed)
@@ -107,7 +107,7 @@ def contenders(names: Sequence[str], given: Mapping[str, Any]) -> list[Contender
 
 
 def _require_search(label: str, search: Any, config: Config) -> None:
-    options = {field.name for field in fields(config.system)}
+    options = option_names(type(config.system))
     for key, values in search.items() if isinstance(search, dict) else [("search", search)]:
         if key not in options:
             raise BadInput(
@@ -124,7 +124,7 @@ def _require_shared(found: Sequence[Contender]) -> None:
     """Refuse to compare what was measured on different data."""
     first = found[0]
     for other in found[1:]:
-        for key in _SHARED:
+        for key in COMPARED:
             one, another = (getattr(each.config.settings, key) for each in (first, other))
             if one != another:
                 raise BadInput(
@@ -204,7 +204,7 @@ def compare(
                 runs.append(run(fair, out=None if out is None else out / name / f"seed-{seed}"))
             tried.append(Result(one.label, config, choice, tuple(runs)))
         results.append(min(tried, key=_public_loss))
-    shared = {key: getattr(found[0].config.settings, key) for key in _SHARED}
+    shared = {key: getattr(found[0].config.settings, key) for key in COMPARED}
     whole = Comparison(target, delta, seeds, shared, tuple(results), out)
     if out is not None:
         _save(whole, out)

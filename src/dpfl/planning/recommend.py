@@ -7,19 +7,21 @@ who read the models it sends out. NbAFL promises nothing against a server unless
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dpfl import config as configs
-from dpfl.config import Config, Settings
+from dpfl.config import Config
 from dpfl.errors import BadInput, require_one_of
 from dpfl.federation import Federation
+from dpfl.options import option_names
 from dpfl.planning.bounds import round_noise
 from dpfl.planning.by_bound import Plan, plan_by_bound
 from dpfl.planning.by_pilot import plan_by_pilot
 from dpfl.planning.task import NUMBERS, PLANNERS, Task, counted
 from dpfl.privacy.budget import Observer
 from dpfl.rehearsal import at_true_epsilon
+from dpfl.settings import Settings
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, SYSTEMS, PrivateSystem
 from dpfl.training import federation_of
@@ -120,11 +122,11 @@ def recommend(
 
 
 def _configs(names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Config]:
-    settings = {one.name for one in fields(Settings)}
+    settings = set(option_names(Settings))
     found, known = {}, set(settings)
     for name in names:
         kind = SYSTEMS.get(name)
-        own = {one.name for one in fields(kind)} if kind else set()
+        own = set(option_names(kind)) if kind else set()
         known |= own
         table = {"system": name} | {key: value for key, value in given.items() if key in settings | own}
         found[name] = configs.parse(table)
