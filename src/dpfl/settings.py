@@ -8,7 +8,7 @@ came after results were kept has `added` in its metadata, and is left out of the
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from dpfl.errors import BadInput, require_count, suggestion
@@ -173,16 +173,3 @@ def read(kind: type[K], given: Mapping[str, Any], *, by: str) -> K:
             way_out = suggestion(name, known) or f"; it takes {', '.join(known)}"
             raise BadInput(f"{name} must be a setting of {by}, which knows none of that name{way_out}")
     return kind(**given)
-
-
-def table() -> str:
-    """Return all settings as a table in Markdown, for docs/commands.md."""
-    rows = [
-        f"| `{described.name}` | {_default(described)} | {described.metadata['help']} |"
-        for described in fields(Settings)
-    ]
-    return "\n".join(["| key | default | |", "|---|---|---|", *rows]) + "\n"
-
-
-def _default(described: "Field[Any]") -> str:
-    return "" if described.default is None else f"`{described.default}`"

@@ -42,8 +42,9 @@ FLOORS = {
     "repetitions": 8,
     "planning": 9,
     "experiments": 10,
-    "cli": 11,
-    "__main__": 12,
+    "catalogue": 11,
+    "cli": 12,
+    "__main__": 13,
 }
 
 

@@ -3,14 +3,12 @@
 import inspect
 import subprocess
 import sys
-import tomllib
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 
 import dpfl
-from dpfl import settings
 from dpfl.cli.problem import OF_SYSTEMS
 from dpfl.comparison import contenders
 from dpfl.config import Config
@@ -121,21 +119,7 @@ def test_an_option_of_systems_on_the_command_line_is_one_that_a_system_has() -> 
     assert not OF_SYSTEMS.keys() & set(option_names(Settings))
 
 
-def test_the_docs_have_the_table_of_settings() -> None:
-    docs = Path(__file__).parents[2] / "docs/commands.md"
-    assert settings.table() in docs.read_text(encoding="utf-8"), "write it anew: make tables"
-
-
 def test_the_list_is_read_without_loading_torch() -> None:
     program = "import sys, dpfl.settings, dpfl.cli.run, dpfl.cli.plan, dpfl.cli.compare; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
-
-
-def test_the_table_is_read_as_toml_where_it_has_defaults() -> None:
-    rows = [line.split("|")[1:3] for line in settings.table().splitlines()[2:]]
-    defaults = {key.strip(" `"): default.strip(" `") for key, default in rows}
-    assert defaults.keys() == set(ORDER)
-    assert defaults["clients"] == "20"
-    assert defaults["seed"] == ""
-    assert tomllib.loads(f"share = {defaults['share']}") == {"share": 1.0}

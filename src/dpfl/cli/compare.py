@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dpfl.cli import app, fresh_folder
-from dpfl.cli.problem import AsJson, describes_a_problem
+from dpfl.cli.problem import ALL_SYSTEMS, AsJson, NamesSystems, describes_a_problem
 
 _EPILOG = """[bold]Examples[/bold]
 
@@ -20,11 +20,16 @@ A file may hold a table such as `search.rounds = [25, 50, 100]`: the value with 
 """
 
 
-@app.command(epilog=_EPILOG, no_args_is_help=True)
+@app.command(cls=NamesSystems, epilog=_EPILOG, no_args_is_help=True)
 @describes_a_problem(without=("seed", "epsilon", "delta"))
 def compare(
     named: dict[str, Any],
-    names: Annotated[list[str], typer.Argument(metavar="CONFIG.toml|SYSTEM…", help="What to compare.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CONFIG.toml|SYSTEM…", help=f"What to compare: config files, or systems: {ALL_SYSTEMS}."
+        ),
+    ],
     epsilon: Annotated[
         float | None,
         typer.Option(metavar="X", help="True ε for all, against the server; what all promise if left out."),

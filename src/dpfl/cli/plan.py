@@ -35,8 +35,8 @@ def plan(
         str | None,
         typer.Argument(
             metavar="[CONFIG.toml|SYSTEM]",
-            help="A config file, or a system: dp-fedavg udp nbafl ali-dpfl fedsgd-dpc; by --method pilot also"
-            " dpsgd-fedavg and pe-dpfl. None with --recommend.",
+            help="A config file, or a system: dp-fedavg udp nbafl ali-dpfl fedsgd-dpc; by --method pilot others that"
+            " spend a budget too. None with --recommend.",
         ),
     ] = None,
     method: Annotated[

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperArgument, TyperCommand
 
 from dpfl.cli import pair
 from dpfl.options import literal
@@ -27,6 +28,7 @@ OF_SYSTEMS = {
     "calibration": ("tight|paper", "tight: the promise is true. paper: the published formula."),
 }
 
+ALL_SYSTEMS = "ALL_SYSTEMS"  # stands in a help for their names
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 _Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the config, such as discount=0.9.")
@@ -83,6 +85,19 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
 
 def _value(name: str, text: str) -> Any:
     return text if name in _WORDS else literal(text)
+
+
+class NamesSystems(TyperCommand):
+    """A command whose help names every system, other packages' too; they are looked up when it is printed."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        from dpfl.systems import SYSTEMS
+
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument) and parameter.help is not None:
+                parameter.help = parameter.help.replace(ALL_SYSTEMS, " ".join(SYSTEMS))
+        super().format_help(ctx, formatter)
 
 
 def base(what: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpfl.cli import app, fresh_folder, note
-from dpfl.cli.problem import AsJson, base, describes_a_problem
+from dpfl.cli.problem import ALL_SYSTEMS, AsJson, NamesSystems, base, describes_a_problem
 from dpfl.errors import BadInput, BudgetRefused
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Exit code 0 = done, 2 = bad input (nothing is written), 3 = the privacy budget r
 """
 
 
-@app.command(epilog=_EPILOG, no_args_is_help=True)
+@app.command(cls=NamesSystems, epilog=_EPILOG, no_args_is_help=True)
 @describes_a_problem()
 def run(
     named: dict[str, Any],
@@ -40,8 +40,7 @@ def run(
         str,
         typer.Argument(
             metavar="CONFIG.toml|SYSTEM",
-            help="A config file, or a system: dp-fedavg udp nbafl ali-dpfl fedsgd-dpc, their baselines dpsgd-fedavg"
-            " pe-dpfl adap-dpfl lei, and without privacy fedavg fedsgd fedprox.",
+            help=f"A config file, or a system: {ALL_SYSTEMS}. `dpfl list systems` says what each does.",
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Run folder; a new one below runs/ when left out.")] = None,

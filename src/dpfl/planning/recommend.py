@@ -106,7 +106,7 @@ def recommend(
     require_one_of("trusted", trusted, ("nobody", "server"))
     require_one_of("method", method, ("bound", "pilot"))
     how: Method = "bound" if method == "bound" else "pilot"
-    names = tuple(systems) or tuple(PLANNERS)
+    names = tuple(systems) or _candidates(how)
     tables = _configs(names, given)
     target = _target(tables)
     federation = federation_of(next(iter(tables.values())).settings)
@@ -119,6 +119,12 @@ def recommend(
         verdicts.append(judge.verdict(name, config))
     ranked = sorted(verdicts, key=lambda one: one.loss)
     return Recommendation(target, against, how, tuple(_compared(ranked)))
+
+
+def _candidates(method: Method) -> tuple[str, ...]:
+    """Return what is ranked where nothing is named: systems with a bound, and by pilots those of other packages too."""
+    others = [name for name in SYSTEMS.others if issubclass(SYSTEMS[name], PrivateSystem)] if method == "pilot" else []
+    return (*PLANNERS, *others)
 
 
 def _configs(names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Config]:

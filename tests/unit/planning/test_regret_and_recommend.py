@@ -4,6 +4,7 @@ import importlib
 import math
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from dpfl.federation import Federation
 from dpfl.planning import PLANNERS, Constants, Plan, Task, by_bound, check, make, pilot, recommend
 from dpfl.planning.recommend import RankedSystem, Recommendation
 from dpfl.planning.regret import Check, GridPoint
-from dpfl.systems import PrivateSystem
+from dpfl.systems import SYSTEMS, PrivateSystem
+from dpfl.systems.registry import GROUP
 from dpfl.training import federation_of
 
 # The modules: their package calls functions by these names.
@@ -174,6 +176,16 @@ def ranking(**options: Any) -> Recommendation:
     pull = {"proximal": 20.0} if "nbafl" in (options.get("systems") or PLANNERS) else {}
     given = GIVEN | pull | options.pop("given", {})
     return recommend(given, **({"method": "bound", "most_rounds": 8} | options))
+
+
+def test_systems_of_other_packages_are_ranked_by_pilots(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = {
+        name: EntryPoint(name, f"{module}:{kind}", GROUP)
+        for name, module, kind in [("udp", "dpfl.systems.udp", "UDP"), ("fedsgd", "dpfl.systems.fedsgd", "FedSGD")]
+    }
+    monkeypatch.setitem(vars(SYSTEMS), "others", theirs)
+    assert RECOMMEND._candidates("bound") == tuple(PLANNERS)
+    assert RECOMMEND._candidates("pilot") == (*PLANNERS, "udp")  # the other spends no budget
 
 
 QUEUED = ("dp-fedavg", "udp", "fedsgd-dpc")  # those that take a cohort in turn, or at random
