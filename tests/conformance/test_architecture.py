@@ -18,6 +18,7 @@ SOURCES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in R
 # {orders, settings} ← {privacy, federation, models} ← gradients ← {clients, server, systems} ← {round, config}
 # ← training ← comparison ← planning ← cli; a room may import from lower floors and from itself. A report reads files.
 FLOORS = {
+    "averages": 0,
     "errors": 0,
     "streams": 1,
     "options": 1,

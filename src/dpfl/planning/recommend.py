@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from dpfl import config as configs
 from dpfl.config import Config
-from dpfl.errors import BadInput, require_one_of
+from dpfl.errors import BadInput, require_one_of, suggestion
 from dpfl.federation import Federation
 from dpfl.options import option_names
 from dpfl.planning.bounds import round_noise
@@ -142,7 +142,10 @@ def _configs(names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Config
             )
     for key in given:
         if key not in known:
-            raise BadInput(f"{key} must be a setting or an option of a system that is ranked, but none knows it")
+            way_out = suggestion(key, known) or "; leave it out"
+            raise BadInput(
+                f"{key} must be a setting or an option of a system that is ranked, which none knows{way_out}"
+            )
     return found
 
 

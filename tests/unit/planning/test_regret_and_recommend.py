@@ -287,7 +287,11 @@ def test_what_protects_differently_is_said() -> None:
 @pytest.mark.parametrize(
     ("given", "options", "sentence"),
     [
-        ({"colour": 1}, {}, r"^colour must be a setting or an option of a system that is ranked, but none knows it"),
+        (
+            {"colour": 1},
+            {},
+            r"^colour must be a setting or an option of a system that is ranked, which none knows",
+        ),
         ({"discount": 0.5}, {"systems": ("nbafl",)}, r"^discount must be a setting or an option of a system"),
         ({"epsilon": [1.0] * N}, {}, r"^epsilon must be one number for all systems and clients to rank them by"),
         ({"epsilon": -1.0}, {}, r"^epsilon must be"),
