@@ -329,3 +329,16 @@ def test_set_has_the_last_word(tmp_path: Path) -> None:
     run_json("udp", *QUICK, "--set", "rounds=2", "--set", "share=0.5", "--share", "0.7", "--out", "r", cwd=tmp_path)
     written = tomllib.loads((tmp_path / "r/config.toml").read_text())
     assert (written["rounds"], written["share"]) == (2, 0.5)
+
+
+@pytest.mark.parametrize("what", ["systems", "data", "models", "experiments"])
+def test_what_there_is_can_be_listed(what: str, tmp_path: Path) -> None:
+    rows = only_json(dpfl("list", what, "--json", cwd=tmp_path).stdout)[what]
+    printed = dpfl("list", what, cwd=tmp_path).stdout.splitlines()
+    assert [line.split()[0] for line in printed] == ["name", *(row["name"] for row in rows)]
+
+
+def test_a_list_of_something_else_is_refused(refused: Callable[..., tuple[int, str]]) -> None:
+    code, sentence = refused("list", "system")
+    assert code == 2
+    assert sentence.endswith("must be one of data, experiments, models, systems, was 'system'; did you mean 'systems'?")
