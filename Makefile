@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-claims results lint types unit format clean
+.PHONY: demo test test-claims results tables lint types unit format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dpfl run udp --data digits --clients 20 --epsilon 8 --delta 1e-3 --seed 1 --out runs/demo --force
@@ -19,6 +19,10 @@ test-claims: $(VENV)/.installed-dev
 results: $(VENV)/.installed
 	$(BIN)/dpfl reproduce dp-fedavg udp-crd nbafl ali-dpfl same-budget --scale paper --out docs/results --pages
 	$(BIN)/dpfl reproduce fedsgd-dpc --scale paper --repetitions 5 --out docs/results --pages
+
+# The tables of settings and options in docs/commands.md, from the code.
+tables: $(VENV)/.installed
+	$(BIN)/python -c "import pathlib, dpfl.catalogue as c; c.write_tables(pathlib.Path('docs/commands.md'))"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests benchmarks examples

@@ -7,41 +7,14 @@ neither knows is refused. Writing is done here because the standard library only
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from dpfl.errors import BadInput, choose, require_count, suggestion
-from dpfl.options import fit_fields, read_toml
-from dpfl.precision import Precision
+from dpfl.errors import BadInput, choose, suggestion
+from dpfl.options import option_names, read_toml
+from dpfl.settings import Settings as Settings
 from dpfl.systems import SYSTEMS, System
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything about a run but its system."""
-
-    data: str = "digits"
-    clients: int = 20
-    partition: str = "iid"  # iid, dirichlet:ALPHA, classes:C, sorted, writer
-    sizes: int | tuple[int, ...] | None = None  # records a client: one number, or one for each equal group of clients
-    share: float = 1.0  # the part of its records that each client uses
-    min_records: int = 10  # smallest client that a Dirichlet partition may draw
-    validation_share: float = 0.1  # the public part of the data, for decisions during training
-    test_share: float = 0.2  # where the data has no test split of its own
-    model: str | None = None  # None: the one that fits the data
-    evaluate_every: int = 1  # rounds between looks at the validation and the test split
-    backend: Literal["stacked", "reference"] = "stacked"  # a whole cohort at once, or a plain loop over the clients
-    draws: Literal["cohort", "client"] | None = field(default=None, metadata={"added": "0.2"})  # who draws noise
-    device: Literal["cpu", "cuda"] = "cpu"
-    precision: Precision = "float32"  # tf32: faster products on a GPU, with ten bits of mantissa
-    seed: int | None = None  # None: noise from the operating system, which nobody can repeat
-    data_seed: int | None = None  # for sharing out the data; None: the seed
-    ledger: str | None = None  # an existing ledger file that many runs share; None: one in the run folder
-
-    def __post_init__(self) -> None:
-        fit_fields(self)
-        require_count("evaluate_every", self.evaluate_every, "use 1 to look after every round")
 
 
 @dataclass(frozen=True)
@@ -69,7 +42,7 @@ def parse(table: Mapping[str, Any]) -> Config:
     if not isinstance(name, str):
         raise BadInput(f"system must be one of {', '.join(sorted(SYSTEMS))}, was {name!r}; name one")
     kind = choose("system", name, SYSTEMS)
-    settings, own = ({field.name for field in fields(part)} for part in (Settings, kind))
+    settings, own = (set(option_names(part)) for part in (Settings, kind))
     for key in options:
         if key == "search":
             raise BadInput(

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
+def option_names(kind: "type[DataclassInstance]") -> tuple[str, ...]:
+    """Return the names of a dataclass's fields, as they stand in a config."""
+    return tuple(field.name for field in fields(kind))
+
+
 def fit_fields(options: "DataclassInstance") -> None:
     """Bring every field of a (frozen) dataclass into the form its annotation asks for; call it in `__post_init__`."""
     hints = get_type_hints(type(options))

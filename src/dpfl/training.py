@@ -5,7 +5,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from dpfl import __version__, run_folder
 from dpfl.clients.backends import MakeClients, make_clients
-from dpfl.clients.draws import DrawnBy
 from dpfl.clients.uploads import Clients, Engine
-from dpfl.config import Config, Settings
+from dpfl.config import Config
 from dpfl.errors import BadInput, Caution
 from dpfl.federation import Federation, federate
 from dpfl.models import Loss, Model, build, default_model
 from dpfl.orders import Gaussian
-from dpfl.precision import Precision, products
+from dpfl.precision import products
 from dpfl.privacy.books import Books
 from dpfl.privacy.budget import cautions
 from dpfl.privacy.certificate import Certificate, certify
@@ -32,6 +31,7 @@ from dpfl.privacy.ledger import Ledger
 from dpfl.round import Outcome, walk
 from dpfl.server.evaluation import PublicSplit, Score, evaluate
 from dpfl.session import OnUploads, Session, problem_of
+from dpfl.settings import Settings, TrainSettings, read, takes
 from dpfl.streams import Streams, fresh_seed
 from dpfl.systems import System
 
@@ -103,18 +103,11 @@ def run(
     return train(
         config.system,
         federation_of(settings),
-        settings.model,
-        seed=settings.seed,
-        backend=settings.backend,
-        draws=settings.draws,
-        device=settings.device,
-        precision=settings.precision,
-        evaluate_every=settings.evaluate_every,
-        ledger=settings.ledger,
         out=out,
         force=force,
         on_open=on_open,
         on_round=on_round,
+        **asdict(settings.of_training),
     )
 
 
@@ -130,19 +123,10 @@ def settled(settings: Settings) -> Settings:
 
 def federation_of(settings: Settings) -> Federation:
     """Share the data out as the settings say."""
-    return federate(
-        settings.data,
-        clients=settings.clients,
-        partition=settings.partition,
-        sizes=settings.sizes,
-        share=settings.share,
-        min_records=settings.min_records,
-        validation_share=settings.validation_share,
-        test_share=settings.test_share,
-        seed=settings.seed if settings.data_seed is None else settings.data_seed,
-    )
+    return federate(**asdict(settings.of_data))
 
 
+@takes(TrainSettings)
 def train(
     system: System[Any],
     federation: Federation,
@@ -150,19 +134,13 @@ def train(
     *,
     loss: Loss | None = None,
     clients: Clients | MakeClients | None = None,
-    seed: int | None = None,
-    backend: str = "stacked",
-    draws: DrawnBy | None = None,
-    device: str = "cpu",
-    precision: Precision = "float32",
-    evaluate_every: int = 1,
     evaluate_after: Collection[int] = (),
-    ledger: str | Path | None = None,
     out: str | Path | None = None,
     force: bool = False,
     on_open: OnOpen | None = None,
     on_round: OnRound | None = None,
     on_uploads: OnUploads | None = None,
+    **settings: Any,
 ) -> Run:
     """Train `model` over the federation's clients by the rules of `system`.
 
@@ -170,17 +148,9 @@ def train(
         or None for the one that fits the data. A module is trained in place.
     clients: who performs the orders, instead of a backend; or a function that makes them of the model, each client's
         records and the run's streams.
-    seed: repeats the run bit for bit, its noise included, so it is for simulations; None draws noise from the system.
-    evaluate_every: rounds between looks at the public validation and the test split; a system that watches its training
-        looks at the former after every round.
-    evaluate_after: rounds after which to look as well.
-    ledger: an existing ledger file to charge, which other runs share and whose owner may have limited each client; None
-        for a ledger of this run alone.
+    evaluate_after: rounds after which to look at the public validation and the test split as well as every
+        `evaluate_every`; a system that watches its training looks at the former after every round.
     out: folder to keep the run in; an existing one is refused unless `force`.
-    backend: "stacked" trains a whole cohort at once, "reference" one client after the other.
-    draws: whether a "cohort" draws its noise and batches from one stream, which is fast, or each "client" from its own;
-        None for what suits the backend. The law is the same, the numbers under a seed are not.
-    precision: "tf32" lets a GPU multiply with fewer bits, which is faster; "float32" never does.
     on_open: called with the session before the first round.
     on_round: called with the metrics of each round.
     on_uploads: called with each round's number and the upload of every client, noise included, as an audit needs
@@ -188,14 +158,10 @@ def train(
 
     Raises BadInput before anything is written, and BudgetRefused where the clients' budgets end the training early.
     """
-    streams = Streams(seed)
+    chosen = read(TrainSettings, settings, by="train")
+    streams = Streams(chosen.seed)
     learner = as_model(model, loss, federation, streams)
-    choices: dict[str, Any] = {
-        "model": learner.name, "evaluate_every": evaluate_every, "backend": backend, "draws": draws, "device": device,
-        "precision": precision, "seed": seed, "ledger": None if ledger is None else str(ledger),
-    }  # fmt: skip
-    settings = settings_of(federation, **choices)
-    target = as_device(device)
+    target = as_device(chosen.device)
     folder = None if out is None else Path(out)
     if folder is not None:
         run_folder.claim(folder, force=force)
@@ -206,20 +172,20 @@ def train(
         performers = clients(learner, records, streams) if callable(clients) else clients
     else:
         public = validation if len(validation) else test
-        made = make_clients(backend, learner, records, streams, public=public, drawn_by=draws)
-        performers, settings = made, replace(settings, draws=made.drawn_by)
-    engine = performers.engine
-    config, promise = Config(system, settings), system.promise(federation.sizes)
+        made = make_clients(chosen.backend, learner, records, streams, public=public, drawn_by=chosen.draws)
+        performers, chosen = made, replace(chosen, draws=made.drawn_by)
+    engine, promise = performers.engine, system.promise(federation.sizes)
+    config = Config(system, settings_of(federation, **asdict(chosen) | {"model": learner.name}))
     session = Session(
         system, problem_of(system, federation.sizes, learner.dim, streams), learner, performers,
         Ledger(promise, federation.sizes), streams, PublicSplit(learner, validation), on_uploads,
     )  # fmt: skip
     state = session.begin()  # what cannot begin leaves nothing behind: only now is a ledger opened on disk
-    environment = _environment(federation, device, engine, streams)
+    environment = _environment(federation, chosen.device, engine, streams)
     session = replace(
         session,
         ledger=Ledger(
-            promise, federation.sizes, books=_books(ledger, folder), system=system.name, config=config.hash,
+            promise, federation.sizes, books=_books(chosen.ledger, folder), system=system.name, config=config.hash,
             seeded=streams.seeded, versions=environment["versions"],
         ),
     )  # fmt: skip
@@ -227,7 +193,7 @@ def train(
         warnings.warn(caution, Caution, stacklevel=2)
 
     started = time.perf_counter()
-    environment["ledger"] = run_folder.LEDGER if ledger is None else str(Path(ledger).resolve())
+    environment["ledger"] = run_folder.LEDGER if chosen.ledger is None else str(Path(chosen.ledger).resolve())
     environment["run"] = session.ledger.run.name  # as the ledger knows it
     if folder is not None:
         note = "" if federation.recipe is not None and not isinstance(model, nn.Module) else _OWN
@@ -238,10 +204,10 @@ def train(
 
     history: list[RoundMetrics] = []
     try:
-        with products(config.settings.precision):
+        with products(chosen.precision):
             for reached, outcome in walk(session, state):
                 state = reached
-                looked_at = state.round % evaluate_every == 0 or state.round in evaluate_after
+                looked_at = state.round % chosen.evaluate_every == 0 or state.round in evaluate_after
                 # A round after which nobody can pay was the last one, and that is known only afterwards.
                 due = looked_at or state.round >= state.rounds or system.until_spent
                 known = outcome.public or (evaluate(learner, state.model, validation) if due else None)
@@ -285,7 +251,7 @@ def as_model(model: str | nn.Module | None, loss: Loss | None, federation: Feder
     return Model(model, loss, classify=None if federation.classes is None else lambda outputs: outputs.argmax(-1))
 
 
-def _books(ledger: str | Path | None, folder: Path | None) -> Books:
+def _books(ledger: str | None, folder: Path | None) -> Books:
     if ledger is not None:
         return Books(Path(ledger), create=False)
     if folder is None:
@@ -297,7 +263,7 @@ def _books(ledger: str | Path | None, folder: Path | None) -> Books:
 def settings_of(federation: Federation, **choices: Any) -> Settings:
     """Return settings that share the data out as this federation does; data that was handed over is only named."""
     recipe = federation.recipe or {"data": federation.name, "clients": len(federation.clients)}
-    return Settings(**{"data_seed" if key == "seed" else key: value for key, value in recipe.items()}, **choices)
+    return Settings(**recipe, **choices)
 
 
 def as_device(name: str) -> torch.device:

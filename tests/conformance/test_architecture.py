@@ -16,36 +16,41 @@ from dpfl.privacy import paper_formulas
 ROOT = Path(dpfl.__file__).parent
 SOURCES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in ROOT.rglob("*.py")}
 
-# orders ← {privacy, federation, models} ← gradients ← {clients, server, systems} ← {round, config} ← training
-# ← comparison ← planning ← cli; a room may import from lower floors and from itself. A report reads files and plain
-# data, so it stands below what computes them: whatever can be printed may ask it for the words.
+# {orders, settings} ← {privacy, federation, models} ← gradients ← clients ← server ← systems ← {session, config}
+# ← round ← training ← comparison ← planning ← cli; a room may import from lower floors and from itself. A report reads
+# files and plain data, so it stands below what computes them: whatever can be printed may ask it for the words.
 FLOORS = {
     "errors": -1,  # the foundations
     "rounding": -1,
+    "averages": -1,
     "run_folder": 0,
     "report": 1,
     "streams": 1,
     "options": 1,
     "precision": 1,
     "orders": 1,
-    "federation": 2,
-    "privacy": 2,
-    "models": 2,
-    "gradients": 3,
-    "clients": 4,
-    "server": 4,
-    "systems": 4,
-    "round": 5,
-    "config": 5,
-    "training": 6,
-    "bench": 8,
-    "rehearsal": 6,
-    "comparison": 7,
-    "repetitions": 7,
-    "planning": 8,
-    "experiments": 9,
-    "cli": 10,
-    "__main__": 11,
+    "settings": 2,
+    "federation": 3,
+    "privacy": 3,
+    "models": 3,
+    "gradients": 4,
+    "clients": 5,
+    "server": 6,
+    "systems": 7,
+    "session": 8,
+    "config": 8,
+    "round": 9,
+    "training": 10,
+    "rehearsal": 10,
+    "checkpoint": 10,
+    "comparison": 11,
+    "repetitions": 11,
+    "bench": 12,
+    "planning": 12,
+    "experiments": 13,
+    "catalogue": 14,
+    "cli": 15,
+    "__main__": 16,
 }
 
 

@@ -16,7 +16,9 @@ from safetensors.torch import load_file
 
 from dpfl.cli import main
 from dpfl.federation import LOADERS
+from dpfl.options import option_names
 from dpfl.orders import sensitivity
+from dpfl.settings import Settings
 from dpfl.systems import SYSTEMS, udp
 
 QUICK = ["--clients", "5", "--rounds", "3"]
@@ -297,3 +299,46 @@ def test_a_refused_budget_is_exit_code_three(
     spent = json.loads((tmp_path / "r/certificate.json").read_text())
     assert spent["rounds"] == 2  # each round costs four times its share of the eight
     assert spent["observers"]["server"]["epsilon"] <= 8.0
+
+
+SET_BY_OPTION = {
+    "data": "digits", "clients": 4, "partition": "sorted", "sizes": [10, 20], "share": 0.5, "min_records": 3,
+    "validation_share": 0.2, "test_share": 0.3, "data_seed": 4, "model": "mlp", "evaluate_every": 2,
+    "backend": "reference", "device": "cpu", "precision": "tf32", "seed": 9, "ledger": "2026",
+}  # fmt: skip
+
+
+def test_every_setting_has_its_own_option(tmp_path: Path) -> None:
+    assert SET_BY_OPTION.keys() == set(option_names(Settings))
+    assert dpfl("ledger", "2026", "--new", cwd=tmp_path).returncode == 0  # a name that could be a number
+    words = [word for key, value in SET_BY_OPTION.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    run_json("udp", "--rounds", "2", *words, "--out", "r", cwd=tmp_path)
+    written = tomllib.loads((tmp_path / "r/config.toml").read_text())
+    assert {key: written[key] for key in SET_BY_OPTION} == SET_BY_OPTION
+
+
+@pytest.mark.parametrize(("command", "missing"), [("run", set()), ("plan", set()), ("compare", {"seed"})])
+def test_the_help_of_what_takes_a_problem_lists_every_setting(command: str, missing: set[str], tmp_path: Path) -> None:
+    words = set(dpfl(command, "--help", cwd=tmp_path).stdout.split())
+    for name in option_names(Settings):
+        assert (f"--{name.replace('_', '-')}" in words) == (name not in missing)
+    assert "[default:" in words  # which is no markup
+
+
+def test_set_has_the_last_word(tmp_path: Path) -> None:
+    run_json("udp", *QUICK, "--set", "rounds=2", "--set", "share=0.5", "--share", "0.7", "--out", "r", cwd=tmp_path)
+    written = tomllib.loads((tmp_path / "r/config.toml").read_text())
+    assert (written["rounds"], written["share"]) == (2, 0.5)
+
+
+@pytest.mark.parametrize("what", ["systems", "data", "models", "experiments"])
+def test_what_there_is_can_be_listed(what: str, tmp_path: Path) -> None:
+    rows = only_json(dpfl("list", what, "--json", cwd=tmp_path).stdout)[what]
+    printed = dpfl("list", what, cwd=tmp_path).stdout.splitlines()
+    assert [line.split()[0] for line in printed] == ["name", *(row["name"] for row in rows)]
+
+
+def test_a_list_of_something_else_is_refused(refused: Callable[..., tuple[int, str]]) -> None:
+    code, sentence = refused("list", "system")
+    assert code == 2
+    assert sentence.endswith("must be one of data, experiments, models, systems, was 'system'; did you mean 'systems'?")

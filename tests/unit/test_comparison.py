@@ -1,5 +1,6 @@
 """Comparisons: claims that are truly worth the same, what may be compared, and searches that public data decides."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ import dpfl
 from dpfl.comparison import Contender, compare, contenders
 from dpfl.errors import BadInput
 from dpfl.rehearsal import at_true_epsilon, rehearse
+from dpfl.report.comparison import rows, text
+from dpfl.report.tables import markdown
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, UDP, DPFedAvg, DPSGDFedAvg, FedAvg, FedSGDDPC, Lei, NbAFL, PrivateSystem
 
@@ -172,6 +175,21 @@ def test_means_and_standard_errors_are_over_seeds() -> None:
     assert plain["true_epsilon"] is None
     assert plain["claimed"] is None
     assert compare(small("fedavg"), seeds=1).to_dict()["systems"][0]["loss"]["standard_error"] is None
+
+
+def test_a_misspelt_key_gets_the_nearest() -> None:
+    with pytest.raises(BadInput, match=r"which none knows; did you mean 'rounds'\?$"):
+        contenders(["udp"], {"rouns": 3})
+
+
+def test_what_is_printed_comes_from_what_is_kept(tmp_path: Path) -> None:
+    whole = compare(small("udp", "fedavg"), seeds=2, epsilon=2.0, out=tmp_path / "c")
+    kept = json.loads((tmp_path / "c/comparison.json").read_text())
+    assert text(kept) == str(whole)
+    assert (tmp_path / "c/comparison.md").read_text() == markdown(rows(kept["systems"]))
+    assert "What rows protect differs" not in str(whole)
+    kept["systems"].append(kept["systems"][0] | {"unit": "client"})
+    assert "What rows protect differs" in text(kept)
 
 
 def test_a_search_shows_the_candidate_with_the_least_public_loss(tmp_path: Path) -> None:

@@ -8,24 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dpfl.cli import app, fresh_folder, note, pair
-from dpfl.cli.problem import (
-    AsJson,
-    Calibration,
-    Clients,
-    Clip,
-    Cohort,
-    Data,
-    Delta,
-    Epsilon,
-    LearningRate,
-    LocalSteps,
-    PartitionRule,
-    Rounds,
-    Seed,
-    Set,
-    base,
-    given,
-)
+from dpfl.cli.problem import AsJson, base, describes_a_problem
 from dpfl.errors import BadInput
 
 _EPILOG = """[bold]Examples[/bold]
@@ -45,34 +28,23 @@ Numbers given here (--rounds, --local-steps, --cohort) are kept; the others are 
 
 
 @app.command(epilog=_EPILOG, no_args_is_help=True)
+@describes_a_problem()
 def plan(
+    named: dict[str, Any],
     what: Annotated[
         str | None,
         typer.Argument(
             metavar="[CONFIG.toml|SYSTEM]",
-            help="A config file, or a system: dp-fedavg udp nbafl ali-dpfl fedsgd-dpc; by --method pilot also"
-            " dpsgd-fedavg and pe-dpfl. None with --recommend.",
+            help="A config file, or a system: dp-fedavg udp nbafl ali-dpfl fedsgd-dpc; by --method pilot others that"
+            " spend a budget too. None with --recommend.",
         ),
     ] = None,
-    data: Data = None,
-    partition: PartitionRule = None,
-    clients: Clients = None,
-    cohort: Cohort = None,
-    rounds: Rounds = None,
-    local_steps: LocalSteps = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    clip: Clip = None,
-    lr: LearningRate = None,
-    calibration: Calibration = None,
-    seed: Seed = None,
-    set_: Set = None,
     method: Annotated[
         str | None,
         typer.Option(
             metavar="bound|pilot",
             help="By the paper's bound, or by trying on public records with the real noise."
-            " [default: bound; pilot with --recommend]",
+            r" \[default: bound; pilot with --recommend]",
         ),
     ] = None,
     form: Annotated[
@@ -93,7 +65,7 @@ def plan(
         typer.Option(metavar="KEY=V1,V2", help="A pilot tries these values of another key too, such as lr=0.5,1,2."),
     ] = None,
     time_limit: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="For pilots. [default: 120; 60 a system with --recommend]")
+        float | None, typer.Option(metavar="SECONDS", help=r"For pilots. \[default: 120; 60 a system with --recommend]")
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Simulate a grid around the plan and report its regret.")
@@ -113,12 +85,6 @@ def plan(
     from dpfl.planning.output import save, text
     from dpfl.training import federation_of, settled
 
-    options = {
-        "data": data, "partition": partition, "clients": clients, "cohort": cohort, "rounds": rounds,
-        "local_steps": local_steps, "epsilon": epsilon, "delta": delta, "clip": clip, "lr": lr,
-        "calibration": calibration, "seed": seed,
-    }  # fmt: skip
-    named = given(options, set_)
     if recommend:
         ranking = planning.recommend(
             named, systems=() if what is None else (what,), trusted=trusted, method=method or "pilot",

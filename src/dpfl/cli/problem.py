@@ -1,48 +1,103 @@
-"""The options that describe a problem, which `dpfl run` and `dpfl plan` share."""
+"""The options that describe a problem, which `dpfl run`, `dpfl plan` and `dpfl compare` share.
 
-from collections.abc import Sequence
+Every setting is one, and the commonest options of systems; all others are set by `--set`.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperArgument, TyperCommand
 
 from dpfl.cli import pair
+from dpfl.options import literal
+from dpfl.settings import DataSettings, Settings, TrainSettings
 
-Data = Annotated[
-    str | None,
-    typer.Option(metavar="D", help="digits (embedded), mnist, fashion-mnist, femnist, cifar10, adult or lending-club."),
-]
-PartitionRule = Annotated[
-    str | None, typer.Option(metavar="P", help="iid, dirichlet:ALPHA, classes:C, sorted or writer.")
-]
-Clients = Annotated[str | None, typer.Option(metavar="N", help="How many clients hold the data.")]
-Cohort = Annotated[str | None, typer.Option(metavar="K", help="Clients a round; all when left out.")]
-Rounds = Annotated[str | None, typer.Option(metavar="R", help="Rounds of training.")]
-LocalSteps = Annotated[str | None, typer.Option(metavar="E", help="Local steps of a client in a round.")]
-Epsilon = Annotated[str | None, typer.Option(metavar="X", help="Each client's budget ε for the whole training.")]
-Delta = Annotated[str | None, typer.Option(metavar="Y", help="Each client's budget δ.")]
-Clip = Annotated[str | None, typer.Option(metavar="C", help="Clipping threshold.")]
-LearningRate = Annotated[str | None, typer.Option(metavar="L", help="Learning rate.")]
-Calibration = Annotated[
-    str | None, typer.Option(metavar="tight|paper", help="tight: the promise is true. paper: the published formula.")
-]
-Device = Annotated[str | None, typer.Option(metavar="cpu|cuda", help="Where to train.")]
-Seed = Annotated[
-    str | None, typer.Option(metavar="S", help="Repeats the run bit for bit, noise included: for simulations.")
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any other key of the config, such as model=mlp."),
-]
+OF_SYSTEMS = {
+    "rounds": ("R", "Rounds of training."),
+    "local_steps": ("E", "Local steps of a client in a round."),
+    "cohort": ("K", "Clients a round; all if left out."),
+    "lr": ("L", "Learning rate."),
+    "clip": ("C", "Clipping threshold."),
+    "epsilon": ("X", "Each client's budget ε for the whole training."),
+    "delta": ("Y", "Each client's budget δ."),
+    "calibration": ("tight|paper", "tight: the promise is true. paper: the published formula."),
+}
+
+ALL_SYSTEMS = "ALL_SYSTEMS"  # stands in a help for their names
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+_Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the config, such as discount=0.9.")
+]
+_WORDS = {name for name, hint in get_type_hints(Settings).items() if hint in (str, str | None)}
 
 
-def given(options: dict[str, str | None], pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Return the keys that were given on the command line, `--set` last."""
-    from dpfl.options import literal
+def describes_a_problem(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a problem; what was given reaches it as `named`, by the keys of a config.
 
-    named = {key: literal(value) for key, value in options.items() if value is not None}
-    return named | dict(map(pair, pairs or []))
+    without: options that the command does not take, or has in a sense of its own.
+    """
+
+    def extend(command: Callable[..., None]) -> Callable[..., None]:
+        options = {name: option for name, option in _options().items() if name not in without}
+        own = dict(inspect.signature(command).parameters)
+        del own["named"]
+
+        @functools.wraps(command)
+        def call(**given: Any) -> None:
+            named = {name: _value(name, given.pop(name)) for name in options if given[name] is not None}
+            pairs = dict(map(pair, given.pop("set_") or []))
+            command(named=named | pairs, **{name: given[name] for name in own})
+
+        offered = {name: _parameter(name, annotation) for name, annotation in {**options, "set_": _Set}.items()}
+        shown = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (own | offered).values()]
+        vars(call)["__signature__"] = inspect.Signature(shown)
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+        return call
+
+    return extend
+
+
+def _options() -> dict[str, Any]:
+    panels = {"The system": OF_SYSTEMS, "The data": _described(DataSettings), "The training": _described(TrainSettings)}
+    return {
+        name: Annotated[str | None, typer.Option(metavar=metavar, help=text, rich_help_panel=panel)]
+        for panel, options in panels.items()
+        for name, (metavar, text) in options.items()
+    }
+
+
+def _described(kind: type[DataSettings] | type[TrainSettings]) -> dict[str, tuple[str, str]]:
+    described = {}
+    for setting in fields(kind):
+        default = "" if setting.default is None else rf" \[default: {setting.default}]"  # \[ is no markup
+        described[setting.name] = (setting.metadata["metavar"], setting.metadata["help"] + default)
+    return described
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _value(name: str, text: str) -> Any:
+    return text if name in _WORDS else literal(text)
+
+
+class NamesSystems(TyperCommand):
+    """A command whose help names every system, other packages' too; they are looked up when it is printed."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        from dpfl.systems import SYSTEMS
+
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument) and parameter.help is not None:
+                parameter.help = parameter.help.replace(ALL_SYSTEMS, " ".join(SYSTEMS))
+        super().format_help(ctx, formatter)
 
 
 def base(what: str) -> dict[str, Any]:

@@ -8,25 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpfl.cli import app, fresh_folder, note
-from dpfl.cli.problem import (
-    AsJson,
-    Calibration,
-    Clients,
-    Clip,
-    Cohort,
-    Data,
-    Delta,
-    Device,
-    Epsilon,
-    LearningRate,
-    LocalSteps,
-    PartitionRule,
-    Rounds,
-    Seed,
-    Set,
-    base,
-    given,
-)
+from dpfl.cli.problem import ALL_SYSTEMS, AsJson, NamesSystems, base, describes_a_problem
 from dpfl.errors import BadInput, BudgetRefused
 
 if TYPE_CHECKING:
@@ -44,66 +26,36 @@ dpfl run runs/first/config.toml --out runs/again
 
 dpfl run fedsgd-dpc --epsilon 3 --plan --method pilot
 
-dpfl run udp --data mnist --clients 50 --set sizes=800 --set model=mlp --json
+dpfl run udp --data mnist --clients 50 --sizes 800 --model mlp --json
 
 Exit code 0 = done, 2 = bad input (nothing is written), 3 = the privacy budget refused.
 """
 
 
-@app.command(epilog=_EPILOG, no_args_is_help=True)
+@app.command(cls=NamesSystems, epilog=_EPILOG, no_args_is_help=True)
+@describes_a_problem()
 def run(
+    named: dict[str, Any],
     what: Annotated[
         str,
         typer.Argument(
             metavar="CONFIG.toml|SYSTEM",
-            help="A config file, or a system: dp-fedavg udp nbafl ali-dpfl fedsgd-dpc, their baselines dpsgd-fedavg"
-            " pe-dpfl adap-dpfl lei, and without privacy fedavg fedsgd fedprox.",
+            help=f"A config file, or a system: {ALL_SYSTEMS}. `dpfl list systems` says what each does.",
         ),
     ],
-    data: Data = None,
-    partition: PartitionRule = None,
-    clients: Clients = None,
-    cohort: Cohort = None,
-    rounds: Rounds = None,
-    local_steps: LocalSteps = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    clip: Clip = None,
-    lr: LearningRate = None,
-    calibration: Calibration = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            metavar="stacked|reference",
-            help="How clients train: a whole cohort at once, or a plain loop over them. [default: stacked]",
-        ),
-    ] = None,
-    device: Device = None,
-    seed: Seed = None,
-    ledger: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Charge this ledger, which many runs share; see `dpfl ledger`."),
-    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; a new one below runs/ when left out.")] = None,
-    set_: Set = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the run that is in --out.")] = False,
     plan: Annotated[
         bool, typer.Option("--plan", help="Choose the rounds, local steps and clients a round that are not given.")
     ] = False,
     method: Annotated[
-        str | None, typer.Option(metavar="bound|pilot", help="How --plan chooses; see `dpfl plan`. [default: bound]")
+        str | None, typer.Option(metavar="bound|pilot", help="How --plan chooses; see `dpfl plan`. \\[default: bound]")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a model over many clients and certify the privacy that was really spent."""
     from dpfl import config, training
 
-    options = {
-        "data": data, "partition": partition, "clients": clients, "cohort": cohort, "rounds": rounds,
-        "local_steps": local_steps, "epsilon": epsilon, "delta": delta, "clip": clip, "lr": lr,
-        "calibration": calibration, "backend": backend, "device": device, "seed": seed,
-    }  # fmt: skip
-    named = given(options, set_) | ({} if ledger is None else {"ledger": ledger})
     parsed = config.parse(base(what) | named)
     if plan:
         parsed = config.Config(parsed.system, training.settled(parsed.settings))
@@ -114,7 +66,10 @@ def run(
     folder = out or fresh_folder(f"{parsed.system.name}-{parsed.settings.data}")
     try:
         with _Progress(parsed.system.rounds) as progress:
-            finished = training.run(parsed, out=folder, force=force, on_round=progress.show)
+            finished = training.run(
+                parsed, out=folder, force=force, on_round=progress.show,
+                on_open=lambda session: print(_first_line(session), file=sys.stderr if as_json else sys.stdout),
+            )  # fmt: skip
     except BudgetRefused as refusal:
         kept = f" (the rounds before it are in {folder})" if folder.exists() else ""
         raise BudgetRefused(f"{refusal}{kept}") from None
@@ -177,6 +132,11 @@ class _Progress:
         if metrics["validation_accuracy"] is not None:
             note += f"  accuracy {100 * metrics['validation_accuracy']:.1f} %"
         self.bar.update(self.task, completed=metrics["round"], note=note)
+
+
+def _first_line(session: "Session[Any]") -> str:
+    """Say how clients train, which decides how long a run takes."""
+    return f"clients train {session.clients.engine}\n"
 
 
 def _summary(finished: "Run") -> str:

@@ -51,7 +51,8 @@ class ReferenceClients:
     @property
     def engine(self) -> Engine:
         """Return how they train."""
-        return Engine("reference: one client after the other", "records' gradients at once" if self.vectorised else "")
+        how = "records' gradients at once" if self.vectorised else "records' gradients one by one"
+        return Engine("one after the other, by the reference client", how)
 
     def perform(self, request: Request) -> Separate:
         """Return what each client of the cohort uploads: its update [d], noised as it was ordered; always apart."""

@@ -102,9 +102,10 @@ class StackedClients:
         """Return how they train."""
         known = self.capabilities
         if self._layers is not None:
-            return Engine("stacked: a whole cohort at once", "by two moments" if self._least_squares else "by layers")
+            how = "by two moments of their records" if self._least_squares else "by layers"
+            return Engine("stacked, a whole cohort at once", how)
         why = known.why_not or "each client draws for its own random layers"
-        return Engine(f"stacked, but one client after the other, {known}", why, known.cost, known.way_out)
+        return Engine(f"one after the other, {known}", why, known.cost, known.way_out)
 
     def perform(self, request: Request) -> Uploads:
         """Return the weighted sum of what the cohort uploads, or each client's where that is asked for."""

@@ -7,13 +7,16 @@ when the same ε is to be true: the calibration, and whatever the paper's own se
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Literal
 
 from dpfl import config as configs
-from dpfl.config import Config, Settings
+from dpfl.config import Config
 from dpfl.experiments.cells import PLANNED, Ask, Cell
 from dpfl.experiments.claims import Claim
+from dpfl.options import option_names
+from dpfl.settings import Settings
 from dpfl.systems import SYSTEMS, PrivateSystem
 
 Scale = Literal["smoke", "paper"]
@@ -116,14 +119,15 @@ def _constants(row: Line, column: Line) -> dict[str, Any]:
     return dict(row.changes.get("constants", {})) | dict(column.changes.get("constants", {}))
 
 
-_SETTINGS = {one.name for one in fields(Settings)}
-_OPTIONS = {name: {one.name for one in fields(kind)} for name, kind in SYSTEMS.items()}
-_ALL_OPTIONS = set().union(*_OPTIONS.values())
+@cache  # systems do not change while dpfl runs
+def _options_of_systems() -> frozenset[str]:
+    return frozenset().union(*map(option_names, SYSTEMS.values()))
 
 
 def _config(table: Mapping[str, Any]) -> Config:
     """Make the config of a cell. What only other systems know is left out: rows may be different systems."""
-    own = _SETTINGS | _OPTIONS.get(str(table.get("system")), set()) | {"system"}
-    foreign = (_ALL_OPTIONS - own) | {"constants"}
+    kind = SYSTEMS.get(str(table.get("system")))
+    own = {"system", *option_names(Settings), *(option_names(kind) if kind else ())}
+    foreign = (_options_of_systems() - own) | {"constants"}
     parsed = configs.parse({key: value for key, value in table.items() if key not in foreign})
     return replace(parsed, settings=replace(parsed.settings, seed=None, data_seed=None))

@@ -5,7 +5,7 @@ only then are the remaining records dealt to clients, so nothing that is learned
 client uncounted.
 """
 
-from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -18,66 +18,55 @@ from dpfl.federation.datasets import load
 from dpfl.federation.own import Array, from_arrays, from_torch, require_finite
 from dpfl.federation.partitions import keep_share, parse_partition, share_out
 from dpfl.federation.records import Dataset, Federation, Records
+from dpfl.settings import DataSettings, read, takes
 from dpfl.streams import Streams
 
 
+@takes(DataSettings)
 def federate(
     data: "str | Dataset | tuple[Array, Array] | torch.utils.data.Dataset[Any]",
     *,
     clients: int,
-    partition: str = "iid",
-    sizes: int | Sequence[int] | None = None,
-    share: float = 1.0,
-    min_records: int = 10,
-    validation_share: float = 0.1,
-    test_share: float = 0.2,
     seed: int | None = None,
+    **settings: Any,
 ) -> Federation:
     """Share a data set out among `clients`, apart from a public validation split and a test split.
 
-    `validation_share` may be 0 where no decision during training needs public data and no preprocessing is fitted.
     `data` is a name that `load` knows, a `Dataset`, a pair of arrays (features, targets) or a map-style torch
-    data set. `partition` is `iid`, `dirichlet:ALPHA`, `classes:C`, `sorted` or `writer`; `min_records` is for
-    dirichlet alone. `sizes` fixes how many records clients get (one number, or one for each of several equal
-    groups of clients), and `share` lets each client keep a random part of its records. `test_share` is used
-    only where the data comes without a test split. Where records belong to people (`Dataset.groups`), the
-    public splits are made of whole people, so that nobody is both public and a client.
+    data set. `validation_share` may be 0 where no decision during training needs public data and no preprocessing is
+    fitted. Where records belong to people (`Dataset.groups`), the public splits are made of whole people, so that
+    nobody is both public and a client. `seed` is short for `data_seed`.
 
     >>> federation = federate("digits", clients=4, seed=1)
     >>> federation.sizes, len(federation.validation), len(federation.test)
     ((324, 324, 323, 323), 144, 359)
     """
-    recipe = {
-        "data": data,
-        "clients": clients,
-        "partition": partition,
-        "sizes": tuple(sizes) if isinstance(sizes, Sequence) else sizes,
-        "share": share,
-        "min_records": min_records,
-        "validation_share": validation_share,
-        "test_share": test_share,
-        "seed": seed,
-    }
-    how = parse_partition(partition)
-    require_count("clients", clients, "give at least one")
-    _require_fraction("validation_share", validation_share, zero="for no public data")
-    _require_fraction("test_share", test_share)
-    streams = Streams(seed).public
+    if seed is not None:
+        if (other := settings.get("data_seed")) not in (None, seed):
+            raise BadInput(f"seed must be as data_seed, for which it is short, was {seed!r} and {other!r}; give one")
+        settings["data_seed"] = seed
+    name = data if isinstance(data, str) else type(data).__name__
+    how = read(DataSettings, {"data": name, "clients": clients, **settings}, by="federate")
+    partition = parse_partition(how.partition)
+    require_count("clients", how.clients, "give at least one")
+    _require_fraction("validation_share", how.validation_share, zero="for no public data")
+    _require_fraction("test_share", how.test_share)
+    streams = Streams(how.data_seed).public
     dataset = as_dataset(data)
 
     pool, test = dataset.pool, dataset.test
     private = torch.arange(len(pool))
     if len(test) == 0:
-        held_out, private = _cut_off(private, dataset.groups, "test_share", test_share, streams.generator("test"))
+        held_out, private = _cut_off(private, dataset.groups, "test_share", how.test_share, streams.generator("test"))
         test = pool.take(held_out)
     public = private[:0]
-    if validation_share > 0:
+    if how.validation_share > 0:
         public, private = _cut_off(
-            private, dataset.groups, "validation_share", validation_share, streams.generator("validation")
+            private, dataset.groups, "validation_share", how.validation_share, streams.generator("validation")
         )
 
     if dataset.fit is not None:
-        if validation_share == 0:
+        if how.validation_share == 0:
             raise BadInput(
                 f"validation_share must be above 0 for {dataset.name!r}, whose preprocessing is fitted on public data,"
                 " was 0; use for example 0.1"
@@ -89,16 +78,16 @@ def federate(
         require_finite(records.y, f"data {dataset.name!r} targets ({part})", "drop those records")
 
     shared = share_out(
-        how,
+        partition,
         pool.y[private],
-        clients,
+        how.clients,
         streams.generator("partition"),
-        sizes=sizes,
-        min_records=min_records,
+        sizes=how.sizes,
+        min_records=how.min_records,
         regression=dataset.classes is None,
         groups=None if dataset.groups is None else dataset.groups[private],
     )
-    kept = keep_share(shared, share, streams.generator("share"))
+    kept = keep_share(shared, how.share, streams.generator("share"))
     return Federation(
         name=dataset.name,
         clients=tuple(pool.take(private[rows]) for rows in kept),
@@ -106,7 +95,7 @@ def federate(
         test=test,
         classes=dataset.classes,
         source=dataset.source,
-        recipe=recipe if isinstance(data, str) else None,
+        recipe=asdict(how) if isinstance(data, str) else None,
     )
 
 

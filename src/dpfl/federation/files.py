@@ -114,6 +114,25 @@ def fetch(name: str) -> list[Path]:
     return [find(name, alternatives) for alternatives in FILES[name]]
 
 
+def whereabouts(name: str) -> str:
+    """Say where the files of a data set are, by their names alone: nothing is read, checked or downloaded.
+
+    >>> whereabouts("digits")
+    'embedded'
+    """
+    if name not in FILES:
+        return "embedded"
+    directories = [directory for directory in (_data_directory(), _cache_directory()) if directory is not None]
+    here = (
+        any(os.path.isfile(directory / file.path) for file in alternatives for directory in directories)
+        for alternatives in FILES[name]
+    )
+    if all(here):
+        return "here"
+    served = all(any(file.home for file in alternatives) for alternatives in FILES[name])
+    return "to be downloaded" if served else "missing"
+
+
 def find(name: str, alternatives: Sequence[File]) -> Path:
     """Return a checked path of the first alternative to be found; download one when none is.
 

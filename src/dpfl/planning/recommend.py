@@ -7,19 +7,21 @@ who read the models it sends out. NbAFL promises nothing against a server unless
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dpfl import config as configs
-from dpfl.config import Config, Settings
-from dpfl.errors import BadInput, require_one_of
+from dpfl.config import Config
+from dpfl.errors import BadInput, require_one_of, suggestion
 from dpfl.federation import Federation
+from dpfl.options import option_names
 from dpfl.planning.bounds import round_noise
 from dpfl.planning.by_bound import Plan, plan_by_bound
 from dpfl.planning.by_pilot import plan_by_pilot
 from dpfl.planning.task import NUMBERS, PLANNERS, Task, counted
 from dpfl.privacy.budget import Observer
 from dpfl.rehearsal import at_true_epsilon
+from dpfl.settings import Settings
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, SYSTEMS, PrivateSystem
 from dpfl.training import federation_of
@@ -104,7 +106,7 @@ def recommend(
     require_one_of("trusted", trusted, ("nobody", "server"))
     require_one_of("method", method, ("bound", "pilot"))
     how: Method = "bound" if method == "bound" else "pilot"
-    names = tuple(systems) or tuple(PLANNERS)
+    names = tuple(systems) or _candidates(how)
     tables = _configs(names, given)
     target = _target(tables)
     federation = federation_of(next(iter(tables.values())).settings)
@@ -119,12 +121,18 @@ def recommend(
     return Recommendation(target, against, how, tuple(_compared(ranked)))
 
 
+def _candidates(method: Method) -> tuple[str, ...]:
+    """Return what is ranked where nothing is named: systems with a bound, and by pilots those of other packages too."""
+    others = [name for name in SYSTEMS.others if issubclass(SYSTEMS[name], PrivateSystem)] if method == "pilot" else []
+    return (*PLANNERS, *others)
+
+
 def _configs(names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Config]:
-    settings = {one.name for one in fields(Settings)}
+    settings = set(option_names(Settings))
     found, known = {}, set(settings)
     for name in names:
         kind = SYSTEMS.get(name)
-        own = {one.name for one in fields(kind)} if kind else set()
+        own = set(option_names(kind)) if kind else set()
         known |= own
         table = {"system": name} | {key: value for key, value in given.items() if key in settings | own}
         found[name] = configs.parse(table)
@@ -134,7 +142,10 @@ def _configs(names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Config
             )
     for key in given:
         if key not in known:
-            raise BadInput(f"{key} must be a setting or an option of a system that is ranked, but none knows it")
+            way_out = suggestion(key, known) or "; leave it out"
+            raise BadInput(
+                f"{key} must be a setting or an option of a system that is ranked, which none knows{way_out}"
+            )
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dpfl.averages import standard_error
 from dpfl.errors import BadInput, BudgetRefused, require_count
 from dpfl.planning.by_bound import Plan
 from dpfl.planning.search import around
@@ -38,9 +39,8 @@ class GridPoint:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        spread = len(self.losses) > 1 and math.isfinite(self.mean)
-        error = statistics.stdev(self.losses) / math.sqrt(len(self.losses)) if spread else None
-        return {**self.numbers, "loss": self.mean if math.isfinite(self.mean) else None, "standard_error": error}
+        mean, error = self.mean, standard_error(self.losses)
+        return {**self.numbers, "loss": mean if math.isfinite(mean) else None, "standard_error": error}
 
 
 @dataclass(frozen=True)

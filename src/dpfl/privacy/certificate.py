@@ -16,7 +16,6 @@ from dpfl.errors import BadInput
 from dpfl.privacy.accounting import Mechanism, tight_each
 from dpfl.privacy.books import BookedRun, Books
 from dpfl.privacy.budget import Observer, Promise, cautions
-from dpfl.rounding import rounded_up as rounded_up  # for those who look for it beside `finite`
 
 
 @dataclass(frozen=True)

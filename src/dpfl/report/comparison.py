@@ -1,9 +1,57 @@
-"""The plot of a comparison: how the loss falls with the rounds, and where each system ends."""
+"""A comparison for people, from its JSON: a table, and a plot of how the loss falls and where each system ends."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from dpfl import run_folder
+from dpfl.report.tables import aligned, markdown
+from dpfl.rounding import rounded_up
+
+_NOTHING = "nothing"
+_HEADING = ["", "protects", "claimed ε", "true ε", "rounds", "accuracy in %", "loss"]
+
+
+def text(comparison: Mapping[str, Any]) -> str:
+    """Return the table for a terminal, and a word where its rows protect different things."""
+    shown = rows(comparison["systems"])
+    kinds = {row[1] for row in shown[1:]} - {_NOTHING}
+    mixed = "\n\nWhat rows protect differs: replacing a record is removing one and adding another; a client is more."
+    return aligned(shown) + (mixed if len(kinds) > 1 else "")
+
+
+def save(comparison: Mapping[str, Any], folder: Path) -> None:
+    """Write the numbers, the table and the plot into the folder."""
+    run_folder.write_json(folder, "comparison.json", dict(comparison))
+    (folder / "comparison.md").write_text(markdown(rows(comparison["systems"])), encoding="utf-8")
+    draw(comparison["systems"], folder / "comparison.png")
+
+
+def rows(systems: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the table as text, the heading first."""
+    return [_HEADING, *map(_row, systems)]
+
+
+def _row(system: Mapping[str, Any]) -> list[str]:
+    claimed, chosen = system["claimed"], ", ".join(f"{key} = {value}" for key, value in system["searched"].items())
+    return [
+        f"{system['label']} ({chosen})" if chosen else system["label"],
+        f"{system['unit']}, {system['neighbours']}" if claimed else _NOTHING,
+        f"{claimed['epsilon']:.4g}" if claimed else "–",
+        rounded_up(system["true_epsilon"]),
+        _with_error(system["rounds"], 1, 1),
+        _with_error(system["accuracy"], 100, 1),
+        _with_error(system["loss"], 1, 3),
+    ]
+
+
+def _with_error(value: Mapping[str, float | None], scale: float, digits: int) -> str:
+    mean, error = value["mean"], value["standard_error"]
+    if mean is None:
+        return "–"
+    shown = f"{scale * mean:.{digits}f}"
+    return shown if error is None else f"{shown} ± {scale * error:.{digits}f}"
 
 
 def draw(systems: Sequence[Mapping[str, Any]], path: Path) -> None:

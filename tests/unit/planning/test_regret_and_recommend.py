@@ -4,6 +4,7 @@ import importlib
 import math
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from dpfl.federation import Federation
 from dpfl.planning import PLANNERS, Constants, Plan, Task, by_bound, check, make, pilot, recommend
 from dpfl.planning.recommend import RankedSystem, Recommendation
 from dpfl.planning.regret import Check, GridPoint
-from dpfl.systems import PrivateSystem
+from dpfl.systems import SYSTEMS, PrivateSystem
+from dpfl.systems.registry import GROUP
 from dpfl.training import federation_of
 
 # The modules: their package calls functions by these names.
@@ -176,6 +178,16 @@ def ranking(**options: Any) -> Recommendation:
     return recommend(given, **({"method": "bound", "most_rounds": 8} | options))
 
 
+def test_systems_of_other_packages_are_ranked_by_pilots(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = {
+        name: EntryPoint(name, f"{module}:{kind}", GROUP)
+        for name, module, kind in [("udp", "dpfl.systems.udp", "UDP"), ("fedsgd", "dpfl.systems.fedsgd", "FedSGD")]
+    }
+    monkeypatch.setitem(vars(SYSTEMS), "others", theirs)
+    assert RECOMMEND._candidates("bound") == tuple(PLANNERS)
+    assert RECOMMEND._candidates("pilot") == (*PLANNERS, "udp")  # the other spends no budget
+
+
 QUEUED = ("dp-fedavg", "udp", "fedsgd-dpc")  # those that take a cohort in turn, or at random
 PROBLEMS: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("nobody", (), {"epsilon": 3.0}),
@@ -275,7 +287,11 @@ def test_what_protects_differently_is_said() -> None:
 @pytest.mark.parametrize(
     ("given", "options", "sentence"),
     [
-        ({"colour": 1}, {}, r"^colour must be a setting or an option of a system that is ranked, but none knows it"),
+        (
+            {"colour": 1},
+            {},
+            r"^colour must be a setting or an option of a system that is ranked, which none knows",
+        ),
         ({"discount": 0.5}, {"systems": ("nbafl",)}, r"^discount must be a setting or an option of a system"),
         ({"epsilon": [1.0] * N}, {}, r"^epsilon must be one number for all systems and clients to rank them by"),
         ({"epsilon": -1.0}, {}, r"^epsilon must be"),

@@ -1,0 +1,185 @@
+"""Everything about a run but its system: one list, from which all others are made.
+
+A field is a setting. Its name, type and default are the signature of `federate` and `train`, the key in a config and
+the option of the command line; its help stands in `--help`, in `help(dpfl.train)` and in docs/commands.md. One that
+came after results were kept has `added` in its metadata, and is left out of their keys at its default.
+"""
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar, get_type_hints
+
+from dpfl.errors import BadInput, require_count, suggestion
+from dpfl.options import fit_fields, option_names
+from dpfl.precision import Precision
+
+F = TypeVar("F", bound=Callable[..., Any])
+K = TypeVar("K", bound="DataSettings | TrainSettings")
+
+
+def about(help: str, *, metavar: str, compared: bool = False) -> dict[str, Any]:
+    """Describe a setting. Runs that are compared must have the same `compared` ones."""
+    return {"help": help, "metavar": metavar, "compared": compared}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Which data, and how it is shared out among clients."""
+
+    data: str = field(
+        default="digits",
+        metadata=about(
+            "Data set: digits (embedded), mnist, fashion-mnist, femnist, cifar10, adult or lending-club.",
+            metavar="D", compared=True,
+        ),
+    )  # fmt: skip
+    clients: int = field(default=20, metadata=about("How many clients hold the data.", metavar="N", compared=True))
+    partition: str = field(
+        default="iid",
+        metadata=about(
+            "How it is shared out: iid, dirichlet:ALPHA, classes:C, sorted or writer.", metavar="P", compared=True
+        ),
+    )
+    sizes: int | tuple[int, ...] | None = field(
+        default=None,
+        metadata=about(
+            "Records a client: one number, or a list with one for each equal group of clients; all if left out.",
+            metavar="N", compared=True,
+        ),
+    )  # fmt: skip
+    share: float = field(
+        default=1.0, metadata=about("The part of its records that each client uses.", metavar="A", compared=True)
+    )
+    min_records: int = field(
+        default=10,
+        metadata=about("Records of the smallest client that dirichlet may draw.", metavar="N", compared=True),
+    )
+    validation_share: float = field(
+        default=0.1,
+        metadata=about(
+            "The public part of the data, for decisions during training; 0 for none.", metavar="A", compared=True
+        ),
+    )
+    test_share: float = field(
+        default=0.2,
+        metadata=about("The part to test on, where the data has no test split of its own.", metavar="A", compared=True),
+    )
+    data_seed: int | None = field(
+        default=None, metadata=about("For sharing out the data; the seed if left out.", metavar="S")
+    )
+
+    def __post_init__(self) -> None:
+        fit_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """What is trained, where, and who is charged."""
+
+    model: str | None = field(
+        default=None,
+        metadata=about("Model by name; the one that fits the data if left out.", metavar="M", compared=True),
+    )
+    evaluate_every: int = field(
+        default=1, metadata=about("Rounds between looks at the validation and the test split.", metavar="R")
+    )
+    backend: Literal["stacked", "reference"] = field(
+        default="stacked",
+        metadata=about(
+            "How clients train: a whole cohort at once, or a plain loop over them.", metavar="stacked|reference"
+        ),
+    )
+    draws: Literal["cohort", "client"] | None = field(
+        default=None,
+        metadata=about(
+            "Who draws noise and batches: a cohort from one stream, which is fast, or each client from its own, as the"
+            " reference client does. The law is the same, the numbers under a seed are not. What suits the backend if"
+            " left out.",
+            metavar="cohort|client",
+        )
+        | {"added": "0.2"},
+    )
+    device: Literal["cpu", "cuda"] = field(default="cpu", metadata=about("Where to train.", metavar="cpu|cuda"))
+    precision: Precision = field(
+        default="float32",
+        metadata=about("tf32: a GPU multiplies faster, with ten bits of mantissa.", metavar="float32|tf32"),
+    )
+    seed: int | None = field(
+        default=None,
+        metadata=about(
+            "Repeats the run bit for bit, noise included: for simulations; noise that nobody can repeat if left out.",
+            metavar="S",
+        ),
+    )
+    ledger: str | None = field(
+        default=None,
+        metadata=about(
+            "An existing ledger to charge, which many runs share; one in the run folder if left out.", metavar="FILE"
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ledger, os.PathLike):  # from Python
+            object.__setattr__(self, "ledger", os.fspath(self.ledger))
+        fit_fields(self)
+        require_count("evaluate_every", self.evaluate_every, "use 1 to look after every round")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(TrainSettings, DataSettings):
+    """Both, as a config has them; its text begins with the data."""
+
+    @property
+    def of_data(self) -> DataSettings:
+        """Return the part that shares the data out, with the seed where it has none of its own."""
+        return replace(_part(self, DataSettings), data_seed=self.seed if self.data_seed is None else self.data_seed)
+
+    @property
+    def of_training(self) -> TrainSettings:
+        """Return the part that trains."""
+        return _part(self, TrainSettings)
+
+
+def _part(settings: Settings, kind: type[K]) -> K:
+    return kind(**{name: getattr(settings, name) for name in option_names(kind)})
+
+
+COMPARED = tuple(described.name for described in fields(Settings) if described.metadata["compared"])
+
+
+def takes(kind: type[K]) -> Callable[[F], F]:
+    """Show every field of `kind` in the signature and the docstring of a function that takes them as `**settings`.
+
+    A parameter that the function names itself stays as it is.
+    """
+
+    def show(function: F) -> F:
+        own = inspect.signature(function)
+        *named, _ = own.parameters.values()  # the last is **settings
+        hints = get_type_hints(kind)
+        shown = [described for described in fields(kind) if described.name not in own.parameters]
+        added = [
+            inspect.Parameter(
+                described.name, inspect.Parameter.KEYWORD_ONLY, default=described.default,
+                annotation=hints[described.name],
+            )
+            for described in shown
+        ]  # fmt: skip
+        lines = (f"{described.name}: {described.metadata['help']}" for described in shown)
+        function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", *lines])
+        vars(function)["__signature__"] = own.replace(parameters=[*named, *added])
+        return function
+
+    return show
+
+
+def read(kind: type[K], given: Mapping[str, Any], *, by: str) -> K:
+    """Make settings of what a function was given, or name the one that it does not know."""
+    known = option_names(kind)
+    for name in given:
+        if name not in known:
+            way_out = suggestion(name, known) or f"; it takes {', '.join(known)}"
+            raise BadInput(f"{name} must be a setting of {by}, which knows none of that name{way_out}")
+    return kind(**given)
