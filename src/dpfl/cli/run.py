@@ -14,6 +14,7 @@ from dpfl.errors import BadInput, BudgetRefused
 if TYPE_CHECKING:
     from dpfl.config import Config
     from dpfl.planning import Plan
+    from dpfl.session import Session
     from dpfl.training import RoundMetrics, Run
 
 _EPILOG = """[bold]Examples[/bold]
