@@ -33,8 +33,7 @@ from dpfl.federation import Everyone, Federation, Schedule
 from dpfl.orders import UNPAID, ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip, sensitivity
 from dpfl.privacy import accounting, paper_formulas
 from dpfl.privacy.accounting import Mechanism
-from dpfl.privacy.books import Books, Grant, Release
-from dpfl.privacy.books import Run as BookedRun
+from dpfl.privacy.books import BookedRun, Books, Grant, Release
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.gaussian_dp import epsilon_of
 from dpfl.streams import Streams

@@ -299,7 +299,7 @@ def test_a_clip_in_l2_is_refused_for_laplace_noise_with_the_reason() -> None:
     with pytest.raises(BadInput, match=r"an L2 clip bounds the L1 norm, .* only by a factor that grows with the model"):
         DPFedAvg(mechanism="laplace", norm=2)
     assert DPFedAvg(mechanism="laplace", norm=1).norm_order == 1
-    assert DPFedAvg(mechanism="gaussian", norm=1).clip_norm == 1
+    assert DPFedAvg(mechanism="gaussian", norm=1).norm_order == 1
 
 
 @pytest.mark.parametrize("given", [{"lr": 0.1}, {"lr_gamma": 2.0}, {"lr": 0.1, "lr_gamma": 2.0}])
