@@ -7,10 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import dpfl
 from dpfl.privacy import paper_formulas
+from grids import each
 
 ROOT = Path(dpfl.__file__).parent
 SOURCES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in ROOT.rglob("*.py")}
@@ -64,7 +63,7 @@ def imported(path: Path) -> set[str]:
     return rooms - {"__version__"}
 
 
-@pytest.mark.parametrize("module", sorted(SOURCES.keys() - {"__init__"}))
+@each("module", sorted(SOURCES.keys() - {"__init__"}))
 def test_imports_point_one_way(module: str) -> None:
     here = room(module)
     assert here in FLOORS, f"give {here} a floor"
@@ -93,7 +92,7 @@ def calls(path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "home"),
     [
         ("Charged", "privacy/ledger"),  # no receipt, no upload
@@ -135,7 +134,7 @@ def test_there_are_formulas_to_watch() -> None:
     )
 
 
-@pytest.mark.parametrize("formula", FORMULAS)
+@each("formula", FORMULAS)
 def test_a_papers_noise_serves_its_own_paper_only(formula: str) -> None:
     users = {module for module, path in SOURCES.items() if formula in words(path)} - {"privacy/paper_formulas"}
     (home,) = (home for home in ("udp", "nbafl", "dp_fedavg", "fedsgd_dpc") if formula.startswith(f"{home}_"))

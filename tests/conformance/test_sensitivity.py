@@ -13,9 +13,9 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from coins import Coins, CoinsOf, TakesAll
 from torch import Tensor, nn
 
+from conformance.coins import Coins, CoinsOf, TakesAll
 from dpfl.clients import reference
 from dpfl.clients.stacked import StackedClients
 from dpfl.federation import Records
@@ -25,6 +25,7 @@ from dpfl.gradients.layered import Layered
 from dpfl.models import Model
 from dpfl.orders import ClientClip, Full, ModelClip, Order, Poisson, RecordClip, sensitivity
 from dpfl.privacy.ledger import Charged
+from grids import each
 
 RECORDS = 12
 CLIP = 0.7
@@ -167,7 +168,7 @@ def worst_case(order: Order, unit: str, neighbours: str) -> tuple[tuple[Records,
 
 
 @each_client
-@pytest.mark.parametrize(("order", "unit", "neighbours"), CASES, ids=label)
+@each(("order", "unit", "neighbours"), CASES, ids=label)
 def test_the_worst_case_comes_within_one_percent_and_not_beyond(
     order: Order, unit: str, neighbours: str, performs: Performs
 ) -> None:
@@ -177,7 +178,7 @@ def test_the_worst_case_comes_within_one_percent_and_not_beyond(
 
 
 @each_client
-@pytest.mark.parametrize(("order", "unit", "neighbours"), CASES, ids=label)
+@each(("order", "unit", "neighbours"), CASES, ids=label)
 def test_random_data_never_exceeds_the_bound(order: Order, unit: str, neighbours: str, performs: Performs) -> None:
     bound = derived(order, unit, neighbours)
     for seed in range(6 if performs is by_reference else 2):
@@ -198,8 +199,8 @@ def test_random_data_never_exceeds_the_bound(order: Order, unit: str, neighbours
 
 
 @each_client
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf"), 1e308, 1e11, 1e160])
-@pytest.mark.parametrize("kind", [RecordClip, ClientClip, ModelClip])
+@each("poison", [float("nan"), float("inf"), -float("inf"), 1e308, 1e11, 1e160])
+@each("kind", [RecordClip, ClientClip, ModelClip])
 def test_a_broken_record_cannot_break_the_bound(kind: type, poison: float, performs: Performs) -> None:
     order = Order(steps=1, learning_rate=0.5, clip=kind(CLIP))
     healthy = [[0.3, -0.2, 0.1]] * (RECORDS - 1)
@@ -269,7 +270,7 @@ right_sums = Layered.sums
 
 
 @each_client
-@pytest.mark.parametrize(
+@each(
     ("wrong", "wrong_layers", "batch", "rows"),
     [
         (

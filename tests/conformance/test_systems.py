@@ -38,6 +38,7 @@ from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.gaussian_dp import epsilon_of
 from dpfl.streams import Streams
 from dpfl.systems import SYSTEMS, UDP, PrivateSystem, System, dpsgd
+from grids import each
 
 SIZES = (24, 33, 47)
 EPSILON, DELTA = (2.0, 4.0, 7.0), (1e-3, 1e-4, 1e-2)
@@ -124,7 +125,7 @@ PRIVATE = [case for case in CASES if isinstance(case.system, PrivateSystem)]
 TIGHT = [case for case in PRIVATE if case.promise.calibration == "tight"]
 PAPER = [case for case in PRIVATE if case.promise.calibration == "paper"]
 PLAIN = [case for case in CASES if dict(case.options).keys() <= {"calibration"}]  # each system as it comes
-over = pytest.mark.parametrize
+over = each
 
 
 def test_the_variants_are_of_systems_that_exist() -> None:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import dp_accounting
 import dp_accounting.pld
 import pytest
-from command_line import dpfl
+
+from e2e.command_line import dpfl
 
 SAMPLED = ("--sampling-rate", ".015", "--delta", "1e-5")  # the setting of ALI-DPFL, with --noise-multiplier 1.1
 

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import Done, dpfl, started
 from safetensors.torch import load_file
 
 from dpfl.cli import main
 from dpfl.federation import LOADERS
 from dpfl.orders import sensitivity
 from dpfl.systems import SYSTEMS, udp
+from e2e.command_line import Done, dpfl, started
+from grids import each
 
 QUICK = ["--clients", "5", "--rounds", "3"]
 
@@ -81,7 +82,7 @@ def test_the_run_folder_is_complete(tmp_path: Path) -> None:
     assert tomllib.loads((folder / "config.toml").read_text())["seed"] == 7
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         ["udp", "--cohort", "3", "--partition", "dirichlet:1.0"],
@@ -163,14 +164,14 @@ def test_a_sound_promise_is_not_cautioned(tmp_path: Path) -> None:
     assert "dpfl:" not in done.stderr
 
 
-@pytest.mark.parametrize("command", [["run"], ["certificate"], ["report"], ["account"], ["ledger"], []])
+@each("command", [["run"], ["certificate"], ["report"], ["account"], ["ledger"], []])
 def test_help_is_worth_reading(command: list[str], tmp_path: Path) -> None:
     done = dpfl(*command, "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "dpfl run" in done.stdout or f"dpfl {command[0]}" in done.stdout  # an example to copy
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "options"),
     [
         ("account", ["--noise-multiplier", "--steps", "--epsilon", "--delta", "--sampling-rate", "--mechanism"]),

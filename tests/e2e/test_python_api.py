@@ -23,6 +23,7 @@ from dpfl.orders import Gaussian, Order, RecordClip
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.gaussian_dp import epsilon_of, mu_of
 from dpfl.systems import SYSTEMS, State, System
+from grids import each
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -50,8 +51,8 @@ class Small(nn.Module):
         return self.body(x)
 
 
-@pytest.mark.parametrize("loss", [functional.cross_entropy, nn.CrossEntropyLoss(reduction="none")])
-@pytest.mark.parametrize("wrap", [tuple, lambda pair: TensorDataset(*map(torch.as_tensor, pair))])
+@each("loss", [functional.cross_entropy, nn.CrossEntropyLoss(reduction="none")])
+@each("wrap", [tuple, lambda pair: TensorDataset(*map(torch.as_tensor, pair))])
 def test_your_own_data_module_and_loss(wrap: Callable, loss: Callable, tmp_path: Path) -> None:
     own = dpfl.federate(wrap(blobs()), clients=6, seed=1)
     module = Small()
@@ -186,7 +187,7 @@ def test_evaluating_less_often_changes_only_what_is_looked_at() -> None:
             assert [line[key] for line in seldom.history] == wanted
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "words"),
     [
         (lambda: dpfl.federate((np.full((30, 2), np.nan), np.zeros(30)), clients=2), "NaN"),

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution
-from known import records_of, switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import nn
@@ -27,6 +26,7 @@ from dpfl.privacy.ledger import Ledger
 from dpfl.round import look, play
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, Problem
+from golden.known import records_of, switch_noise
 
 SEED = 11
 RATE, CLIP, GAMMA = 0.2, 1.5, 3.0  # η, C, Γ

@@ -12,7 +12,6 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from known import switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm as normal
 from torch import nn
@@ -25,6 +24,7 @@ from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
 from dpfl.streams import Streams
 from dpfl.systems import DPFedAvg, Feedback, Problem
+from golden.known import switch_noise
 
 N, K, R, E = 4, 3, 7, 3  # K·R/N = 5.25: no client can answer that often
 SIZES = (2, 5, 3, 6)

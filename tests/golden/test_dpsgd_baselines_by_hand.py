@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.rdp import RdpAccountant
-from known import records_of, switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import nn
@@ -29,6 +28,7 @@ from dpfl.privacy.ledger import Ledger
 from dpfl.round import look, play
 from dpfl.streams import Streams
 from dpfl.systems import PEDPFL, AdapDPFL, DPSGDFedAvg, Lei, Problem, System
+from golden.known import records_of, switch_noise
 
 SEED = 3
 RATE, CLIP = 0.4, 0.95  # η, C

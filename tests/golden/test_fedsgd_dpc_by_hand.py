@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-from known import switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm as normal
 from torch import nn
@@ -27,6 +26,7 @@ from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
 from dpfl.streams import Streams
 from dpfl.systems import FedSGDDPC, Feedback, Problem
+from golden.known import switch_noise
 
 N, K, R, Q = 4, 3, 6, 0.5  # K·R/N = 4.5: two clients answer 5 times and two 4 times
 SIZES = (1, 5, 3, 6)  # the sample of the first is empty every other time

@@ -10,6 +10,7 @@ import math
 import pytest
 
 from dpfl.planning.fedsgd_dpc import optimal_cohort, optimal_laplace, optimal_rounds
+from grids import each
 
 GAMMA, CLIENTS, QUERIES = 3.36, 10, 50
 EPSILONS = (1.0, 5.0, 10.0)
@@ -31,18 +32,18 @@ def is_printed(found: float, entry: int) -> bool:
     return abs(found - entry) <= max(1.0, 0.03 * entry)
 
 
-@pytest.mark.parametrize(("cohort", "epsilon", "entry"), ENTRIES)
+@each(("cohort", "epsilon", "entry"), ENTRIES)
 def test_rounds_for_a_cohort(cohort: int, epsilon: float, entry: int) -> None:
     assert is_printed(optimal_rounds(cohort=cohort, **constants(epsilon)), entry)
 
 
-@pytest.mark.parametrize(("epsilon", "entry"), list(zip(EPSILONS, COHORTS, strict=True)))
+@each(("epsilon", "entry"), list(zip(EPSILONS, COHORTS, strict=True)))
 def test_cohort_for_fifty_rounds(epsilon: float, entry: int) -> None:
     known = constants(epsilon)
     assert math.ceil(optimal_cohort(c1=known["c1"], c2=known["c2"], rounds=QUERIES)) == entry
 
 
-@pytest.mark.parametrize(("epsilon", "entry"), list(zip(EPSILONS, ROUNDS[1], strict=True)))
+@each(("epsilon", "entry"), list(zip(EPSILONS, ROUNDS[1], strict=True)))
 def test_one_client_a_round_is_best_of_all(epsilon: float, entry: int) -> None:
     # The last column, T*(b* = 1), is the paper's best of all rounds and cohorts.
     best = optimal_laplace(clients=CLIENTS, **constants(epsilon))
@@ -69,7 +70,7 @@ def without_gamma(cohort: int, *, gamma: float, c1: float, c2: float, c3: float)
     return math.sqrt((c1 / cohort + c3) / (c2 * cohort))
 
 
-@pytest.mark.parametrize("twin", [without_cohort, without_cohort_beside_c1, without_cohort_beside_c2, without_gamma])
+@each("twin", [without_cohort, without_cohort_beside_c1, without_cohort_beside_c2, without_gamma])
 def test_a_formula_that_is_not_the_papers_misses_the_table(twin) -> None:
     missed = [
         (cohort, epsilon)

@@ -12,7 +12,6 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from known import switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm as normal
 from torch import nn
@@ -26,6 +25,7 @@ from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
 from dpfl.streams import Streams
 from dpfl.systems import Feedback, NbAFL, Problem
+from golden.known import switch_noise
 
 SIZES = (4, 7, 5, 6)
 N, M = len(SIZES), min(SIZES)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from known import records_of, switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import nn
@@ -23,6 +22,7 @@ from dpfl.privacy.ledger import Ledger
 from dpfl.round import look, play
 from dpfl.streams import Streams
 from dpfl.systems import UDP, Problem
+from golden.known import records_of, switch_noise
 
 SEED = 5
 RATE, CLIP, BETA, ROUNDS = 0.25, 1.5, 0.6, 12  # η, C, CRD's β and the R to begin with

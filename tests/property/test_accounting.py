@@ -18,6 +18,7 @@ from dpfl.privacy import accounting, renyi
 from dpfl.privacy.accounting import Mechanism, Spent, least_noise, most_steps, tight
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.gaussian_dp import epsilon_of
+from grids import each
 
 
 def examples(count: int) -> settings:
@@ -147,7 +148,7 @@ def least_noise_gives_the_budget_back(accountant, mechanism, steps, budget):
     assert budget.epsilon * (1 - 1e-3) <= spent <= budget.epsilon * (1 + 4e-16)  # the last bit is rounding
 
 
-@pytest.mark.parametrize("mechanisms", by_distribution)
+@each("mechanisms", by_distribution)
 @examples(4)
 @given(data=st.data(), steps=steps, budget=budgets)
 def test_calibrated_noise_gives_the_budget_back_from_below(mechanisms, data, steps, budget):
@@ -178,7 +179,7 @@ def most_steps_fit_and_one_more_does_not(accountant, mechanism, budget):
     assert accountant({mechanism: most + 1}, budget.delta) > budget.epsilon
 
 
-@pytest.mark.parametrize("mechanisms", by_distribution)
+@each("mechanisms", by_distribution)
 @examples(4)
 @given(data=st.data(), budget=small_budgets)
 def test_the_most_steps_fit_and_one_more_does_not(mechanisms, data, budget):
@@ -240,8 +241,8 @@ def test_dp_accounting_agrees_within_a_hundredth(mechanism, steps, delta):
     assert agrees_with_dp_accounting(tight, mechanism, steps, delta)
 
 
-@pytest.mark.parametrize("twin", [linear, unsampled])
-@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+@each("twin", [linear, unsampled])
+@each("noise", ["gaussian", "laplace"])
 def test_dp_accounting_tells_a_wrong_accountant_apart(twin, noise):
     mechanism = Mechanism(noise, 2.0, 0.2)
     assert agrees_with_dp_accounting(tight, mechanism, 30, 1e-5)

@@ -27,6 +27,7 @@ from dpfl.round import play
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, DPSGDFedAvg, Feedback, Problem
 from dpfl.systems.ali_dpfl import ALIState, optimal_local_steps
+from grids import each
 
 unhurried = settings(deadline=None, derandomize=True, max_examples=8)  # a busy machine is no failure
 DIM = 4
@@ -262,7 +263,7 @@ def test_clients_with_smaller_budgets_stop_earlier_and_the_others_go_on(calibrat
     assert steps[1] <= allowed[1]
 
 
-@pytest.mark.parametrize("rounds", [3, 7, 1000])
+@each("rounds", [3, 7, 1000])
 def test_sampled_batches_are_paid_for_to_the_last_step(rounds: int) -> None:
     system = ALIDPFL(rounds=rounds, local_steps=3, sampling_rate=0.5, noise_multiplier=1.2, epsilon=(4.0, 6.0))
     run = trained(system, (40, 20), seed=1)
@@ -276,7 +277,7 @@ def test_sampled_batches_are_paid_for_to_the_last_step(rounds: int) -> None:
         assert {state.steps for state in run.states} == {1}
 
 
-@pytest.mark.parametrize("told", [0.0, math.nan, math.inf])
+@each("told", [0.0, math.nan, math.inf])
 def test_a_curvature_that_says_nothing_changes_nothing(told: float) -> None:
     system = ALIDPFL(rounds=5, local_steps=4, sampling_rate=1.0, calibration="paper")
     problem = Problem((100, 300), DIM, Schedule(system.cohorts(2), Streams(0)))
@@ -341,8 +342,8 @@ def one_round(
     return state.model, noise.stds, outcome.orders
 
 
-@pytest.mark.parametrize("backend", ["reference", "stacked"])
-@pytest.mark.parametrize("clients", [2, 4, 9])
+@each("backend", ["reference", "stacked"])
+@each("clients", [2, 4, 9])
 def test_one_step_at_equal_clients_is_a_central_step_with_the_noise_of_all(clients: int, backend: str) -> None:
     rng = np.random.default_rng(clients)
     shares = [Records(torch.from_numpy(rng.normal(size=(6, 3))), torch.from_numpy(rng.normal(size=6)))

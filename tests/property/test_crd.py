@@ -26,6 +26,7 @@ from dpfl.privacy.paper_formulas import udp_recomputed_noise_std
 from dpfl.streams import Streams
 from dpfl.systems import UDP, Feedback, Problem
 from dpfl.systems.udp import UDPState
+from grids import each
 
 unhurried = settings(deadline=None, derandomize=True, max_examples=12)  # a busy machine is no failure
 GAIN = 0.01  # CRD's ζ
@@ -290,9 +291,7 @@ def test_the_training_ends_where_the_discount_leaves_no_further_round() -> None:
     assert len(run.orders) == 3  # ⌊0.1·8⌋ + 2 = 2 has passed already
 
 
-@pytest.mark.parametrize(
-    ("discount", "rounds", "kept"), [(0.9, 200, 180), (0.5, 7, 3), (0.7, 90, 63), (0.7, 180, 126), (0.29, 100, 29)]
-)
+@each(("discount", "rounds", "kept"), [(0.9, 200, 180), (0.5, 7, 3), (0.7, 90, 63), (0.7, 180, 126), (0.29, 100, 29)])
 def test_a_discount_means_the_decimal_number_that_was_written(discount: float, rounds: int, kept: int) -> None:
     # 0.7·90 is 63, and 62.99999999999999 in binary fractions: β = 0.7 is in the paper's own sweep.
     system = UDP(rounds=rounds, discount=discount, least_gain=GAIN)
@@ -317,7 +316,7 @@ def test_only_the_papers_crd_asks_clients_for_their_loss() -> None:
     assert [UDP(discount=one).promise((10,)).noise for one in (None, 0.9)] == ["fixed", "adaptive"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "field"),
     [
         ({"discount": 0.0}, "discount"),

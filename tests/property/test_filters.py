@@ -16,6 +16,7 @@ from dpfl.privacy.accounting import Mechanism, most_steps, tight
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.filters import CountFilter, Filter, OverheardFilter, PlainFilter, RenyiFilter
 from dpfl.privacy.ledger import worth_of
+from grids import each
 
 unhurried = settings(deadline=None)  # a busy machine is no failure
 some = settings(deadline=None, max_examples=50)
@@ -185,7 +186,7 @@ class EitherOr(PlainFilter):
             self.spent_mu_squared += count * mechanism.mu_squared
 
 
-@pytest.mark.parametrize("twin", [LooksBeforeItAdds, RepeatsItself, Forgets, CountsOnce])
+@each("twin", [LooksBeforeItAdds, RepeatsItself, Forgets, CountsOnce])
 def test_a_wrong_filter_is_found_out(twin):
     def make(budget: Budget) -> PlainFilter:
         return twin(budget, worth_of([budget])[0])

@@ -32,6 +32,7 @@ from dpfl.orders import ClientClip, Full, Gaussian, Laplace, ModelClip, Order, P
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams
 from dpfl.systems import SYSTEMS, PrivateSystem, System
+from grids import each
 
 derandomised = bool(os.environ.get("CI"))
 
@@ -267,10 +268,10 @@ def test_whoever_is_asked_for_a_sum_alone_knows_who_uploaded_and_nothing_else(co
 # Broken records: a gradient that cannot be measured counts as nothing, as by the reference client.
 
 
-@pytest.mark.parametrize("apart", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("size", [1e5, 1e9, 1e11, 1e15, 1e19, 1e30, 1e38, float("inf"), float("nan")])
+@each("apart", [True, False])
+@each("dtype", [torch.float32, torch.float64])
+@each("norm", [1, 2])
+@each("size", [1e5, 1e9, 1e11, 1e15, 1e19, 1e30, 1e38, float("inf"), float("nan")])
 def test_a_record_of_any_size_counts_as_much_as_the_clip_allows(
     size: float, norm: Any, dtype: torch.dtype, apart: bool
 ) -> None:
@@ -306,10 +307,10 @@ def relative_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((outputs.squeeze(-1) - targets) / targets).square()
 
 
-@pytest.mark.parametrize("batch", [Full(), Poisson(0.6)], ids=["full", "sampled"])
-@pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("clip", [None, RecordClip(1.0), ClientClip(1.0), ModelClip(1.0)], ids=str)
-@pytest.mark.parametrize("loss", [cross_entropy, relative_error])
+@each("batch", [Full(), Poisson(0.6)], ids=["full", "sampled"])
+@each("steps", [1, 2])
+@each("clip", [None, RecordClip(1.0), ClientClip(1.0), ModelClip(1.0)], ids=str)
+@each("loss", [cross_entropy, relative_error])
 def test_gaps_never_count(loss: Any, clip: Any, steps: int, batch: Full | Poisson) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(2)
@@ -353,7 +354,7 @@ def every_system() -> dict[str, System[Any]]:
 
 
 @pytest.mark.filterwarnings(f"ignore::{Caution.__module__}.{Caution.__name__}")
-@pytest.mark.parametrize("system", every_system().values(), ids=every_system().keys())
+@each("system", every_system().values(), ids=every_system().keys())
 def test_a_training_ends_with_the_same_model_whoever_performs_it(system: System[Any]) -> None:
     models, starts, seen = [], [], []
     for backend in ("reference", "stacked"):

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +21,7 @@ from dpfl.privacy import paper_formulas
 from dpfl.privacy.ledger import Charged
 from dpfl.server.aggregation import aggregate
 from dpfl.streams import Streams
+from grids import each
 
 SIZES = (3, 5, 8, 4, 10, 6)
 CLIENTS, COHORT, ROUNDS, DIM = len(SIZES), 2, 60, 4_000
@@ -109,7 +109,7 @@ VARIANCES = {
 }
 
 
-@pytest.mark.parametrize(("order_of", "variance"), VARIANCES.items(), ids=[order.__name__ for order in VARIANCES])
+@each(("order_of", "variance"), VARIANCES.items(), ids=[order.__name__ for order in VARIANCES])
 def test_the_averaged_noise_has_its_variance(order_of: Callable[[int], Order], variance: float) -> None:
     ratio = simulated(order_of) / variance
     assert abs(ratio - 1) < 0.02

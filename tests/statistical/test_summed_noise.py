@@ -26,6 +26,7 @@ from dpfl.models import Model
 from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams
+from grids import each
 
 FALSE_ALARM = 1e-3
 DIM, ROUNDS = 20_000, 5
@@ -161,7 +162,7 @@ each_way = pytest.mark.parametrize("performs", [by_reference, by_sum, each_alone
 
 
 @each_way
-@pytest.mark.parametrize("order_of", ORDERS)
+@each("order_of", ORDERS)
 def test_the_sum_has_the_noise_of_all(order_of: OrderOf, performs: Callable[..., Tensor]) -> None:
     drawn, sizes = np.sort(sample(performs, order_of)), in_sum(order_of)
     std = math.hypot(*(one for client in sizes for one in client))
@@ -224,8 +225,8 @@ def related(one: Tensor, other: Tensor) -> float:
     return abs(float(np.corrcoef(one.numpy(), other.numpy())[0, 1])) * math.sqrt(len(one))
 
 
-@pytest.mark.parametrize("performs", [by_sum, each_alone])
-@pytest.mark.parametrize("order_of", ORDERS)
+@each("performs", [by_sum, each_alone])
+@each("order_of", ORDERS)
 def test_rounds_and_seeds_never_share_noise(order_of: OrderOf, performs: Callable[..., Tensor]) -> None:
     first = performs(order_of, 1)
     for other in (performs(order_of, 2), performs(order_of, 1, seed=4)):

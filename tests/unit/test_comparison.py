@@ -13,6 +13,7 @@ from dpfl.errors import BadInput
 from dpfl.rehearsal import at_true_epsilon, rehearse
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, UDP, DPFedAvg, DPSGDFedAvg, FedAvg, FedSGDDPC, Lei, NbAFL, PrivateSystem
+from grids import each
 
 SIZES = (30, 40, 50, 60)
 
@@ -21,7 +22,7 @@ def true_epsilon(system: PrivateSystem, seed: int = 1) -> float:
     return rehearse(system, SIZES, Streams(seed)).observers["server"].epsilon
 
 
-@pytest.mark.parametrize(
+@each(
     "system",
     [
         UDP(rounds=7, calibration="paper"),
@@ -36,7 +37,7 @@ def true_epsilon(system: PrivateSystem, seed: int = 1) -> float:
     ],
     ids=lambda system: f"{system.name}-{system.calibration}",
 )
-@pytest.mark.parametrize("target", [0.5, 8.0])
+@each("target", [0.5, 8.0])
 def test_a_claim_is_found_that_is_truly_worth_the_target(system: PrivateSystem, target: float) -> None:
     fair = at_true_epsilon(system, SIZES, target, Streams(1))
     assert target * (1 - 1e-3) <= true_epsilon(fair) <= target * (1 + 1e-9)

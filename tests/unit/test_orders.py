@@ -6,6 +6,7 @@ import pytest
 
 from dpfl.errors import BadInput
 from dpfl.orders import ClientClip, Full, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip, sensitivity
+from grids import each
 
 ORDERS = [
     Order(steps=1, learning_rate=0.1),
@@ -16,13 +17,13 @@ ORDERS = [
 ]
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@each("order", ORDERS)
 def test_json_loses_nothing(order: Order) -> None:
     assert Order.from_json(order.to_json()) == order
     assert Order.from_json(order.to_json()).to_json() == order.to_json()
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",
@@ -39,7 +40,7 @@ def test_anything_but_an_order_is_refused(text: str) -> None:
         Order.from_json(text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "field"),
     [
         (lambda: Order(steps=0, learning_rate=0.1), "steps"),
@@ -68,7 +69,7 @@ RECORD, CLIENT = {"unit": "record"}, {"unit": "client"}
 REPLACE, ADD_REMOVE = {"neighbours": "replace"}, {"neighbours": "add-remove"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("order", "relation", "expected"),
     [
         # Each record clipped, one step, noise on the upload: 2ηC/n, halved for add/remove; the client: 2ηC.
@@ -116,7 +117,7 @@ def test_the_l1_clip_bounds_both_norms() -> None:
     assert bounds[1] == bounds[2] == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("order", "norm", "reason"),
     [
         (Order(steps=1, learning_rate=0.1), 2, "clip must be set"),
@@ -138,7 +139,7 @@ def test_releases_and_rates() -> None:
 
 
 # η = 0.5, n = 10 and q = 0.2: a mean over all records divides by 10, over a batch by the expected 2.
-@pytest.mark.parametrize(
+@each(
     ("order", "expected"),
     [
         # Noise on the upload is in the upload as it is, whatever came before it.
@@ -162,9 +163,9 @@ def test_what_the_noise_is_in_the_upload_by_hand(order: dict, expected: float | 
     assert found == (expected if expected is None else pytest.approx(expected, rel=1e-12))
 
 
-@pytest.mark.parametrize("clip", [RecordClip(3.0), ClientClip(3.0)])
-@pytest.mark.parametrize("batch", [Full(), Poisson(0.2)])
-@pytest.mark.parametrize("unit", ["record", "client"])
+@each("clip", [RecordClip(3.0), ClientClip(3.0)])
+@each("batch", [Full(), Poisson(0.2)])
+@each("unit", ["record", "client"])
 def test_noise_and_sensitivity_of_one_step_reach_the_upload_alike(clip: object, batch: object, unit: str) -> None:
     # Noise before or after the division: the same bound, once it is expressed in the upload.
     inside, outside = (
@@ -177,7 +178,7 @@ def test_noise_and_sensitivity_of_one_step_reach_the_upload_alike(clip: object, 
         assert in_upload == pytest.approx(sensitivity(outside, **question), rel=1e-12)
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "field"),
     [
         ({"unit": "user"}, "unit"),

@@ -14,6 +14,7 @@ from dpfl.bench.timing import medians
 from dpfl.bench.workloads import WORKLOADS, Workload, draw
 from dpfl.errors import BadInput
 from dpfl.orders import Poisson
+from grids import each
 
 CPU = torch.device("cpu")
 
@@ -32,7 +33,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "_gemm_size", lambda device: 64)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@each("name", WORKLOADS)
 def test_the_floor_counts_the_operations_of_plain_training(name: str) -> None:
     workload = small(name)
     problem = draw(workload)
@@ -132,7 +133,7 @@ def test_repetitions_and_tricks_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"with_ms", "without_ms"} == set(tricks.tricks(seconds=0.001)["moments"])
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "options", "words"),
     [
         (["W9"], {}, ["what to bench", "W9", "W1"]),

@@ -12,6 +12,7 @@ from dpfl.models import Model
 from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams, layer_randomness
+from grids import each
 
 
 class Weights(nn.Module):
@@ -207,8 +208,8 @@ def test_noise_on_a_step_joins_the_clipped_client_gradient_as_it_is() -> None:
     assert noised.tolist() == pytest.approx((-0.5 * (1 + drawn)).tolist(), rel=1e-12)
 
 
-@pytest.mark.parametrize("entries", [1, 20, 50])
-@pytest.mark.parametrize("vectorised", [True, False])
+@each("entries", [1, 20, 50])
+@each("vectorised", [True, False])
 def test_gradients_in_small_pieces_add_up_to_the_same(
     entries: int, vectorised: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from dpfl.models.architectures import cross_entropy, squared_error
 from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams
+from grids import each
 
 FEATURES, CLASSES, SIZES = 5, 3, (7, 4, 7, 12, 1, 7)
 
@@ -106,7 +107,7 @@ def mixed(first: Order) -> dict[int, Order]:
 # Apart.
 
 
-@pytest.mark.parametrize("name", ORDERS | SAMPLED)
+@each("name", ORDERS | SAMPLED)
 def test_every_client_uploads_what_the_reference_client_uploads(name: str) -> None:
     model, data = mlp(), records()
     for order in ((ORDERS | SAMPLED)[name], mixed((ORDERS | SAMPLED)[name])):
@@ -353,10 +354,10 @@ def test_a_module_that_keeps_what_it_saw_trains_on_two_threads(monkeypatch: pyte
 # Broken and unusual records.
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("broken", [math.nan, math.inf])
-@pytest.mark.parametrize("chunk", [1, 2**21])
+@each("norm", [1, 2])
+@each("steps", [1, 3])
+@each("broken", [math.nan, math.inf])
+@each("chunk", [1, 2**21])
 def test_a_broken_record_counts_as_zero(
     norm: int, steps: int, broken: float, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,9 +387,9 @@ def test_a_broken_record_of_one_client_does_not_reach_the_others(clip: ClientCli
     assert torch.isfinite(ours[1]).all()
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("apart", [True, False])
-@pytest.mark.parametrize(("other", "huge"), [(-21.5, 1.8e19), (-16.05, 1e25), (0.0, 1e11), (29.0, 1e11), (29.0, 1e18)])
+@each("norm", [1, 2])
+@each("apart", [True, False])
+@each(("other", "huge"), [(-21.5, 1.8e19), (-16.05, 1e25), (0.0, 1e11), (29.0, 1e11), (29.0, 1e18)])
 def test_a_huge_input_is_clipped_whatever_its_derivative(norm: int, apart: bool, other: float, huge: float) -> None:
     # δ is as small as e^(other − 30) and its input as large as 1e25: squares of either cannot be held.
     model = Model(nn.Linear(2, 2, bias=False), cross_entropy)

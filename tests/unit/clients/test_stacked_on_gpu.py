@@ -16,6 +16,7 @@ from dpfl.orders import ClientClip, Gaussian, Order, Poisson, RecordClip
 from dpfl.precision import products
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams
+from grids import each
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is visible")
 
@@ -45,8 +46,8 @@ def paid(order: Order) -> dict[int, Charged]:
     return {client: Charged(order, size) for client, size in enumerate(SIZES)}
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp", "femnist-cnn-small", "ali-cnn"])
-@pytest.mark.parametrize("kind", ORDERS)
+@each("name", ["linear", "mlp", "femnist-cnn-small", "ali-cnn"])
+@each("kind", ORDERS)
 def test_sums_are_those_of_the_reference_client(name: str, kind: str) -> None:
     model, records = problem(name)
     with products("float32"):
@@ -108,7 +109,7 @@ def test_recordings_of_several_kinds_share_their_memory_and_nothing_else() -> No
                 assert torch.allclose(sums(order), wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["mlp", "femnist-cnn-small", "ali-cnn"])
+@each("name", ["mlp", "femnist-cnn-small", "ali-cnn"])
 def test_answers_are_those_of_the_reference_client(name: str) -> None:
     model, records = problem(name)
     moved = {client: 0.1 * torch.randn_like(model.weights()) for client in (0, 1, 3)}

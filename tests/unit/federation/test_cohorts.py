@@ -9,6 +9,7 @@ from scipy.stats import binomtest, chi2
 from dpfl.errors import BadInput
 from dpfl.federation import Everyone, PoissonCohort, RandomK, RoundRobin, Schedule
 from dpfl.streams import Streams
+from grids import each
 
 N, K, ROUNDS, FALSE_ALARM = 20, 5, 3000, 1e-3
 
@@ -104,7 +105,7 @@ def test_everyone_is_everyone():
     assert Schedule(Everyone(4), Streams(0)).cohort(9) == (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize(("clients", "cohort"), [(10, 5), (10, 1), (10, 10), (6, 3)])
+@each(("clients", "cohort"), [(10, 5), (10, 1), (10, 10), (6, 3)])
 def test_round_robin_has_asked_everyone_once_after_n_over_k_rounds(clients, cohort):
     schedule = Schedule(RoundRobin(clients, cohort), Streams(0))
     turns = clients // cohort
@@ -121,7 +122,7 @@ def test_round_robin_that_does_not_divide_wraps_around_and_stays_fair():
         assert replies.max() - replies.min() <= 1
 
 
-@pytest.mark.parametrize("rule", [Everyone(6), RandomK(6, 2), RoundRobin(6, 4), PoissonCohort(6, 0.3)])
+@each("rule", [Everyone(6), RandomK(6, 2), RoundRobin(6, 4), PoissonCohort(6, 0.3)])
 def test_replies_count_the_cohorts_that_will_be_drawn(rule):
     schedule = Schedule(rule, Streams(3))
     counted = [0] * 6
@@ -141,8 +142,8 @@ def test_a_schedule_is_the_same_whenever_it_is_asked():
     assert unseeded.cohort(1) == unseeded.cohort(1)
 
 
-@pytest.mark.parametrize("rule", [RandomK, RoundRobin])
-@pytest.mark.parametrize(
+@each("rule", [RandomK, RoundRobin])
+@each(
     ("cohort", "sentence"),
     [
         (6, "^cohort must be at most the 5 clients there are, was 6; lower it"),
@@ -155,7 +156,7 @@ def test_other_cohorts_are_refused(rule, cohort, sentence):
         rule(5, cohort)
 
 
-@pytest.mark.parametrize("rate", [0, -0.1, 1.1, float("nan")])
+@each("rate", [0, -0.1, 1.1, float("nan")])
 def test_other_rates_are_refused(rate):
     with pytest.raises(BadInput, match=r"^rate must be above 0 and at most 1, was .*; use cohort / clients"):
         PoissonCohort(5, rate)

@@ -14,6 +14,7 @@ from dpfl.federation import files, load
 from dpfl.federation.datasets import femnist
 from dpfl.federation.files import File
 from dpfl.federation.tabular import _adult_records, fit_adult, fit_lending_club
+from grids import each
 
 DATA = os.environ.get("DPFL_DATA")
 needs_data = pytest.mark.skipif(not DATA, reason="DPFL_DATA is not set: the real data sets are not here")
@@ -35,7 +36,7 @@ def test_digits_hold_out_every_fifth_record():
 
 
 @needs_data
-@pytest.mark.parametrize(
+@each(
     ("name", "pool", "test", "shape", "classes"),
     [
         ("mnist", 60_000, 10_000, (1, 28, 28), 10),

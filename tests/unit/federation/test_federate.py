@@ -7,6 +7,7 @@ import torch
 
 from dpfl.errors import BadInput
 from dpfl.federation import Dataset, Records, federate, from_arrays, load
+from grids import each
 
 needs_data = pytest.mark.skipif(
     not os.environ.get("DPFL_DATA"), reason="DPFL_DATA is not set: the real data sets are not here"
@@ -27,7 +28,7 @@ def parts(federation):
     return clients, numbers(federation.validation), numbers(federation.test)
 
 
-@pytest.mark.parametrize("partition", ["iid", "classes:2", "sorted", "dirichlet:1"])
+@each("partition", ["iid", "classes:2", "sorted", "dirichlet:1"])
 def test_the_parts_are_disjoint_and_lose_nothing(partition):
     clients, validation, test = parts(federate(numbered(), clients=4, partition=partition, seed=0))
     assert (len(validation), len(test)) == (16, 40)
@@ -132,7 +133,7 @@ def test_bad_values_in_a_hand_made_data_set_are_reported():
         federate(broken, clients=1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "sentence"),
     [
         ({"clients": 0}, "^clients must be a whole number of at least 1, was 0"),

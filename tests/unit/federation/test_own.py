@@ -5,6 +5,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from dpfl.errors import BadInput
 from dpfl.federation import federate, from_arrays, from_torch
+from grids import each
 
 X = np.arange(12.0).reshape(6, 2)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
@@ -19,7 +20,7 @@ def test_whole_number_targets_are_classes_and_floats_are_for_regression():
     assert labelled.source == "own arrays, 6 + 0 records"
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.bool_])
+@each("dtype", [np.uint8, np.int16, np.int32, np.bool_])
 def test_labels_of_any_whole_type_are_taken(dtype):
     assert from_arrays(X, (LABELS > 0).astype(dtype)).pool.y.tolist() == [0, 1, 1, 0, 1, 1]
 
@@ -50,7 +51,7 @@ def with_bad(rows, value):
     return x
 
 
-@pytest.mark.parametrize(
+@each(
     ("x", "y", "options", "sentence"),
     [
         (
@@ -113,7 +114,7 @@ class Endless(IterableDataset):
         return iter(())
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "sentence"),
     [
         (Endless(), "data must be a map-style data set, .* was 'Endless'"),
@@ -136,7 +137,7 @@ def test_federate_takes_pairs_of_arrays_and_torch_data_sets():
         assert (sum(federation.sizes), len(federation.validation), len(federation.test)) == (72, 8, 20)
 
 
-@pytest.mark.parametrize("data", [7, None, Endless()])
+@each("data", [7, None, Endless()])
 def test_federate_says_what_data_can_be(data):
     with pytest.raises(BadInput, match=r"^data must be a "):
         federate(data, clients=2)

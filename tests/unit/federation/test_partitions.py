@@ -18,6 +18,7 @@ from dpfl.federation.partitions import (
     writer,
 )
 from dpfl.streams import Streams
+from grids import each
 
 TEN_DIGITS = torch.arange(1000) % 10
 
@@ -34,7 +35,7 @@ def labels_of(rows, labels):
     return [sorted(set(labels[piece].tolist())) for piece in rows]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "parsed"),
     [
         ("iid", Partition("iid")),
@@ -49,7 +50,7 @@ def test_partitions_are_read_and_written_the_same_way(text, parsed):
     assert str(parsed) == text
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "sentence"),
     [
         ("dirichlt:1", "partition must be one of .*, was 'dirichlt'; did you mean 'dirichlet'?"),
@@ -78,7 +79,7 @@ def test_sizes_name_groups_of_clients():
     assert client_sizes(40_000, 50, (400, 600, 800, 1000, 1200))[::10].tolist() == [400, 600, 800, 1000, 1200]
 
 
-@pytest.mark.parametrize(
+@each(
     ("clients", "sizes", "sentence"),
     [
         (11, None, "clients must be at most the 10 records there are to share out, was 11; lower it"),
@@ -138,7 +139,7 @@ def test_class_pairs_are_not_the_same_every_time():
     assert len({tuple(mine) for mine in held}) > 15
 
 
-@pytest.mark.parametrize(
+@each(
     ("clients", "per_client", "sizes", "sentence"),
     [
         (2, 11, None, "partition 'classes:11' must ask for at most the 10 classes .*, was 11; lower it"),
@@ -185,7 +186,7 @@ def test_dirichlet_shares_have_the_variance_of_the_law():
     assert shares.var() != pytest.approx(variance(0.5), rel=0.3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("clients", "alpha", "least", "sentence"),
     [
         (1001, 1.0, 1, "clients must be at most the 1,000 records"),
@@ -215,13 +216,13 @@ def test_a_share_is_kept_at_random():
     assert keep_share(rows, 1.0, rng()) is rows
 
 
-@pytest.mark.parametrize("share", [0, -0.5, 1.5, float("nan"), "0.5"])
+@each("share", [0, -0.5, 1.5, float("nan"), "0.5"])
 def test_other_shares_are_refused(share):
     with pytest.raises(BadInput, match=r"share must be above 0 and at most 1, was .*; use 1 to keep everything"):
         keep_share([torch.arange(3)], share, rng())
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "options", "sentence"),
     [
         ("dirichlet:1", {"sizes": 5}, "sizes must be left out with partition 'dirichlet:1', which .*, was 5"),

@@ -11,6 +11,7 @@ from dpfl.errors import BadInput
 from dpfl.federation import Records
 from dpfl.models import Model
 from dpfl.models.architectures import cross_entropy
+from grids import each
 
 
 def mlp() -> nn.Module:
@@ -195,7 +196,7 @@ def test_integer_buffers_are_left_alone() -> None:
     torch.testing.assert_close(*rows)
 
 
-@pytest.mark.parametrize(
+@each(
     "layer",
     [
         nn.BatchNorm1d(4),
@@ -215,9 +216,7 @@ def test_a_layer_that_mixes_records_is_refused_with_a_way_out(layer: nn.Module) 
         Model(layer, cross_entropy)
 
 
-@pytest.mark.parametrize(
-    "layer", [nn.GroupNorm(2, 4), nn.LayerNorm(4), nn.InstanceNorm2d(4, affine=True), nn.InstanceNorm1d(4)], ids=repr
-)
+@each("layer", [nn.GroupNorm(2, 4), nn.LayerNorm(4), nn.InstanceNorm2d(4, affine=True), nn.InstanceNorm1d(4)], ids=repr)
 def test_a_layer_that_keeps_records_apart_is_accepted(layer: nn.Module) -> None:
     assert Model(nn.Sequential(nn.Linear(2, 4), layer), cross_entropy).dim >= 12
 

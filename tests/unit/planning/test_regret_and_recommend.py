@@ -16,6 +16,7 @@ from dpfl.planning.recommend import RankedSystem, Recommendation
 from dpfl.planning.regret import Check, GridPoint
 from dpfl.systems import PrivateSystem
 from dpfl.training import federation_of
+from grids import each
 
 # The modules: their package calls functions by these names.
 REGRET, RECOMMEND = (importlib.import_module(f"dpfl.planning.{name}") for name in ("regret", "recommend"))
@@ -189,7 +190,7 @@ PROBLEMS: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("trusted", "systems", "given"), PROBLEMS, ids=lambda value: str(value))
+@each(("trusted", "systems", "given"), PROBLEMS, ids=lambda value: str(value))
 @pytest.mark.usefixtures("known")
 def test_all_really_spend_the_same(trusted: str, systems: tuple[str, ...], given: dict[str, Any]) -> None:
     target = given["epsilon"]
@@ -272,7 +273,7 @@ def test_what_protects_differently_is_said() -> None:
     assert "added or removed" not in found["udp"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "options", "sentence"),
     [
         ({"colour": 1}, {}, r"^colour must be a setting or an option of a system that is ranked, but none knows it"),

@@ -19,6 +19,7 @@ from dpfl.privacy.gaussian_dp import epsilon_of, mu_of
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
 from dpfl.systems import UDP, FedAvg, Feedback, Problem, System
+from grids import each
 
 DELTA = 1e-5
 
@@ -120,7 +121,7 @@ def test_a_client_that_overspent_a_small_budget_is_not_hidden_by_a_large_one() -
         assert part in row(certificate, "the server")
 
 
-@pytest.mark.parametrize(
+@each(
     ("granted", "verdict"),
     [
         ((4.0, 4.0), "9.4 % MORE than promised "),  # all of them: 4.378/4
@@ -260,7 +261,7 @@ def test_an_upload_that_was_left_out_of_the_model_shows_readers_nothing() -> Non
     assert [line.server_epsilon for line in certificate.spending] == [worth(1.0)] * 3
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_readers_never_learn_more_than_the_server(seed: int) -> None:
     rng = np.random.default_rng(seed)
     ledger = begun(*[Budget(8.0, DELTA)] * 4)
@@ -473,8 +474,8 @@ def test_it_names_the_unit_of_privacy_and_the_observers() -> None:
     assert row(certificate, "released models").endswith("no collusion")
 
 
-@pytest.mark.parametrize("unit", ["record", "client"])
-@pytest.mark.parametrize("neighbours", ["replace", "add-remove"])
+@each("unit", ["record", "client"])
+@each("neighbours", ["replace", "add-remove"])
 def test_every_unit_has_its_words(unit: str, neighbours: str) -> None:
     ledger = begun(Budget(1.0, DELTA), unit=unit, neighbours=neighbours)
     printed = str(certify(ledger.books, ledger.run))
@@ -525,8 +526,8 @@ def test_a_small_delta_is_not_cautioned() -> None:
     assert "caution" not in str(certificate)
 
 
-@pytest.mark.parametrize("calibration", ["tight", "paper"])
-@pytest.mark.parametrize(("epsilon", "holds"), [(6.8, True), (7.2, False), (20.0, False)])
+@each("calibration", ["tight", "paper"])
+@each(("epsilon", "holds"), [(6.8, True), (7.2, False), (20.0, False)])
 def test_udps_formula_is_cautioned_where_it_breaks_its_own_promise(
     epsilon: float, holds: bool, calibration: str
 ) -> None:
@@ -536,9 +537,7 @@ def test_udps_formula_is_cautioned_where_it_breaks_its_own_promise(
     assert ("equation (10)" in str(certificate)) == bool(certificate.cautions)
 
 
-@pytest.mark.parametrize(
-    "epsilon", [0.64600309, 1.0004999, 1.00049, 7.9999999, 8.0, 8.0000001, 9.99951, 99.996, 30.31744, 123456.7, 1e-9]
-)
+@each("epsilon", [0.64600309, 1.0004999, 1.00049, 7.9999999, 8.0, 8.0000001, 9.99951, 99.996, 30.31744, 123456.7, 1e-9])
 def test_a_printed_epsilon_is_never_below_the_true_one(epsilon: float) -> None:
     assert epsilon <= float(rounded_up(epsilon)) <= epsilon * 1.0011
 
@@ -574,7 +573,7 @@ KINDS: dict[str, Callable[[], Certificate]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_it_fits_on_one_screen(kind: str) -> None:
     lines = str(KINDS[kind]()).splitlines()
     assert 3 <= len(lines) <= 24

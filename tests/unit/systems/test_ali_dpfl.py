@@ -17,6 +17,7 @@ from dpfl.privacy.paper_formulas import ali_epsilon
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, Feedback, Problem
 from dpfl.systems.ali_dpfl import ALIState
+from grids import each
 
 
 def begin(system: ALIDPFL, sizes: tuple[int, ...], dim: int = 3) -> ALIState:
@@ -48,7 +49,7 @@ def test_each_budget_affords_the_most_steps_that_its_accountant_allows(calibrati
     assert state.total_steps == max(state.left)
 
 
-@pytest.mark.parametrize(("rounds", "steps"), [(68, 1), (69, 1), (70, 1), (34, 2), (23, 3), (22, 3), (17, 4), (1, 5)])
+@each(("rounds", "steps"), [(68, 1), (69, 1), (70, 1), (34, 2), (23, 3), (22, 3), (17, 4), (1, 5)])
 def test_the_first_steps_leave_something_for_every_round(rounds: int, steps: int) -> None:
     # On full batches at σ = 4 a budget of (8, 1e-3) affords R_c = 69 steps.
     system = ALIDPFL(rounds=rounds, local_steps=5, sampling_rate=1.0, noise_multiplier=4.0)
@@ -57,7 +58,7 @@ def test_the_first_steps_leave_something_for_every_round(rounds: int, steps: int
     assert state.steps == steps
 
 
-@pytest.mark.parametrize(("spare", "steps"), [(1, 1), (0, 1), (-1, 5)])
+@each(("spare", "steps"), [(1, 1), (0, 1), (-1, 5)])
 def test_rounds_are_plenty_from_the_number_of_steps_on(spare: int, steps: int) -> None:
     # R_s ≥ R_c, R_s = R_c included; the paper holds nothing back, so that this alone decides.
     system = ALIDPFL(local_steps=5, sampling_rate=1.0, noise_multiplier=4.0, calibration="paper")
@@ -118,7 +119,7 @@ def test_where_rounds_are_plenty_nobody_is_asked(epsilon: float | tuple[float, .
     assert (after.steps, after.left) == (1, tuple(left - 1 for left in state.left))
 
 
-@pytest.mark.parametrize("answered", [(0, 1), (0,), (1,)])
+@each("answered", [(0, 1), (0,), (1,)])
 def test_the_curvature_is_a_mean_over_those_who_answered(answered: tuple[int, ...]) -> None:
     # A client whose budget is gone tells nothing: that must not make the loss look flat, and τ* large.
     system = ALIDPFL(rounds=9, sampling_rate=1.0, noise_multiplier=4.0, heterogeneity=0.0, calibration="paper")
@@ -152,7 +153,7 @@ def test_noise_too_small_for_any_step_is_refused() -> None:
         begin(ALIDPFL(sampling_rate=1.0, noise_multiplier=0.1, epsilon=(0.5, 1.0)), (10, 10))
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "field"),
     [
         ({"rounds": 0}, "rounds"),

@@ -22,6 +22,7 @@ from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
 from dpfl.streams import Streams
 from dpfl.systems import FedAvg, FedProx, FedSGD, Feedback, Problem, System
+from grids import each
 
 SIZES = (4, 11, 7)  # clients that differ in size, so that weights matter
 
@@ -152,7 +153,7 @@ def test_nothing_adapts() -> None:
     assert state.rounds == system.rounds
 
 
-@pytest.mark.parametrize(
+@each(
     ("system", "options", "field"),
     [
         *[(system, {"rounds": 0}, "rounds") for system in (FedAvg, FedSGD, FedProx)],

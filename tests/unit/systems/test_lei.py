@@ -15,6 +15,7 @@ from dpfl.privacy.gaussian_dp import mu_of
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
 from dpfl.systems import UDP, Feedback, Lei, Problem
+from grids import each
 
 
 def begin(system: Lei | UDP, sizes: tuple[int, ...], seed: int = 0):
@@ -63,7 +64,7 @@ def test_without_a_fall_it_is_udp_to_the_end() -> None:
         assert 8.0 * (1 - 1e-3) <= line.server_epsilon <= 8.0
 
 
-@pytest.mark.parametrize("fall", [0.2, 0.5, 0.9])
+@each("fall", [0.2, 0.5, 0.9])
 def test_it_ends_by_itself_when_no_budget_pays_for_another_round(fall: float) -> None:
     rounds, epsilon, sizes = 40, (1.0, 4.0, 12.0), (10, 50, 20)
     system = Lei(rounds=rounds, noise_fall=fall, epsilon=epsilon, delta=1e-4)
@@ -112,7 +113,7 @@ def test_the_promise_is_for_one_record_replaced_and_exact() -> None:
     assert [budget.epsilon for budget in promise.budgets] == [1.0, 2.0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "field"),
     [
         ({"noise_fall": -0.1}, "noise_fall"),
