@@ -13,20 +13,24 @@ Test = Callable[..., None]
 
 
 def each(
-    names: str | Sequence[str], values: Iterable[Any], ids: Callable[[Any], object] | Iterable[object] | None = None
+    names: str | Sequence[str],
+    values: Iterable[Any] | Callable[[], Iterable[Any]],
+    ids: Callable[[Any], object] | Iterable[object] | None = None,
 ) -> Callable[[Test], Test]:
     """Call a test with each of the values in turn, as `pytest.mark.parametrize` would, in one test.
 
+    Values that take long to find are a function, which is called by the test alone.
     Fixtures are made once for all cases, but every case has patches and an empty folder of its own, and torch's own
     randomness where the test found it.
     """
     keys = names.replace(",", " ").split() if isinstance(names, str) else list(names)
-    cases = [(value,) if len(keys) == 1 else tuple(value) for value in values]
-    if ids is None or callable(ids):
-        name = ids or repr
-        titles = [", ".join(f"{key}={name(one)}" for key, one in zip(keys, case, strict=True)) for case in cases]
-    else:
-        titles = [str(title) for title in ids]
+    if not callable(values):
+        values = list(values)
+    titles = None if ids is None or callable(ids) else [str(title) for title in ids]
+    name = ids if callable(ids) else repr
+
+    def title(number: int, case: dict[str, Any]) -> str:
+        return titles[number] if titles else ", ".join(f"{key}={name(value)}" for key, value in case.items())
 
     def decorate(test: Test) -> Test:
         parameters = inspect.signature(test).parameters
@@ -34,8 +38,11 @@ def each(
         @functools.wraps(test)
         def through_all(**fixtures: Any) -> None:
             randomness = torch.get_rng_state()
-            for number, (title, case) in enumerate(zip(titles, cases, strict=True)):
-                own = dict(zip(keys, case, strict=True))
+            found = list(values() if callable(values) else values)
+            assert found, f"no case of {names}"
+            for number, value in enumerate(found):
+                case = dict(zip(keys, (value,) if len(keys) == 1 else value, strict=True))
+                own: dict[str, Any] = {}
                 torch.set_rng_state(randomness)
                 with ExitStack() as patches:
                     if "monkeypatch" in fixtures:
@@ -44,9 +51,9 @@ def each(
                         own["tmp_path"] = fixtures["tmp_path"] / str(number)
                         own["tmp_path"].mkdir()
                     try:
-                        test(**fixtures | own)
+                        test(**fixtures | case | own)
                     except (Exception, pytest.fail.Exception) as failure:
-                        failure.add_note(f"case: {title}")
+                        failure.add_note(f"case: {title(number, case)}")
                         raise
 
         rest = [parameter for name, parameter in parameters.items() if name not in keys]

@@ -5,6 +5,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import dpfl
@@ -49,10 +50,15 @@ def room(module: str) -> str:
     return module.split("/")[0]
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imported(path: Path) -> set[str]:
     """Return the rooms of dpfl that a file imports, wherever in the file it does."""
     rooms = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -77,16 +83,17 @@ def test_reports_import_no_training_code() -> None:
 
 def test_systems_never_touch_records_and_clients_know_no_system() -> None:
     for module in SOURCES:
-        names = {node.id for node in ast.walk(ast.parse(SOURCES[module].read_text())) if isinstance(node, ast.Name)}
+        names = {node.id for node in ast.walk(tree(SOURCES[module])) if isinstance(node, ast.Name)}
         if room(module) == "systems":
             assert "Records" not in names
         if room(module) == "clients":
             assert "systems" not in imported(SOURCES[module])
 
 
+@cache
 def calls(path: Path) -> list[str]:
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Call):
             found.append(ast.unparse(node.func))
     return found
@@ -115,10 +122,11 @@ FORMULAS = sorted(
 )
 
 
+@cache
 def words(path: Path) -> set[str]:
     """Return every name that a file uses, imports (under any other name too) or reaches through a module."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Name):
             found.add(node.id)
         elif isinstance(node, ast.Attribute):
@@ -162,18 +170,14 @@ def test_the_accounting_library_is_loaded_in_one_place_and_only_when_it_is_asked
     # Training with plain Gaussian noise works on machines without it.
     users = {}
     for module, path in SOURCES.items():
-        tree = ast.parse(path.read_text())
-        users[module] = [node for package, node in imports(tree) if package == "dp_accounting"]
-        assert not set(users[module]) & set(runs_on_import(tree)), f"{module} loads dp-accounting when it is imported"
+        whole = tree(path)
+        users[module] = [node for package, node in imports(whole) if package == "dp_accounting"]
+        assert not set(users[module]) & set(runs_on_import(whole)), f"{module} loads dp-accounting when it is imported"
     assert [module for module, nodes in users.items() if nodes] == ["privacy/accounting"]
 
 
 def test_the_database_is_known_to_the_books_only() -> None:
-    users = [
-        module
-        for module, path in SOURCES.items()
-        if "sqlite3" in {package for package, _ in imports(ast.parse(path.read_text()))}
-    ]
+    users = [module for module, path in SOURCES.items() if "sqlite3" in {package for package, _ in imports(tree(path))}]
     assert users == ["privacy/books"]
 
 

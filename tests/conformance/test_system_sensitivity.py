@@ -306,7 +306,7 @@ WAYS: list[dict[str, Any]] = [{"performs": by_reference, "vectorised": False}, *
 
 
 @each("way", WAYS, ids=["one by one", "reference", "stacked", "sum"])
-@each("case", cases(), ids=str)
+@each("case", cases, ids=str)
 def test_the_worst_case_comes_within_one_percent_and_not_beyond(case: Case, way: dict[str, Any]) -> None:
     # A pull so strong that it throws clients over to the other side (ημ > 1) is bounded as if all else went that way.
     near = NEAR if max(case.order.learning_rates) * case.order.proximal < 1 else 0.9
@@ -319,7 +319,7 @@ def one_step_decides(case: Case) -> bool:
 
 
 @each_client
-@each("case", cases(), ids=str)
+@each("case", cases, ids=str)
 def test_a_linear_layer_never_moves_further_and_comes_near_where_it_can(
     case: Case, performs: Callable[..., Tensor]
 ) -> None:
@@ -331,7 +331,7 @@ def test_a_linear_layer_never_moves_further_and_comes_near_where_it_can(
 
 
 @each_client
-@each("case", cases(), ids=str)
+@each("case", cases, ids=str)
 def test_random_data_never_exceeds_the_bound(case: Case, performs: Callable[..., Tensor]) -> None:
     for seed, make in itertools.product(range(3), [linear, puppet]):
         start = torch.from_numpy(np.random.default_rng(seed).normal(size=DIM) * (seed % 2))
@@ -345,7 +345,7 @@ def in_single_precision() -> Model:
 
 
 @each_client
-@each("case", [case for case in cases() if "calibration" in case.title], ids=str)
+@each("case", lambda: [case for case in cases() if "calibration" in case.title], ids=str)
 def test_single_precision_stays_within_a_hundred_thousandth(case: Case, performs: Callable[..., Tensor]) -> None:
     def halved(data: Records) -> Records:
         return Records(data.x.float(), data.y.float())
@@ -365,7 +365,7 @@ def clips_otherwise(monkeypatch: pytest.MonkeyPatch, otherwise: Callable[[Any, i
 
     def layers(
         self: Layered, weights: Tensor, x: Tensor, y: Tensor, counts: Any, bound: Any, *how: Any, **options: Any
-    ):
+    ) -> Any:
         return right_layers(self, weights, x, y, counts, bound and otherwise(*bound), *how, **options)
 
     monkeypatch.setattr(reference, "sum_of_clipped", lambda blocks, *bound: right_sum(blocks, *otherwise(*bound)))
@@ -375,7 +375,7 @@ def clips_otherwise(monkeypatch: pytest.MonkeyPatch, otherwise: Callable[[Any, i
 
 
 @each_client
-@each("case", cases(), ids=str)
+@each("case", cases, ids=str)
 def test_a_client_that_clips_twice_as_generously_is_caught(
     case: Case, performs: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,7 +390,7 @@ def test_a_client_that_clips_twice_as_generously_is_caught(
 
 
 @each_client
-@each("case", [case for case in cases() if case.norm == 1], ids=str)
+@each("case", lambda: [case for case in cases() if case.norm == 1], ids=str)
 def test_a_clip_in_the_wrong_norm_is_caught(
     case: Case, performs: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,7 +401,7 @@ def test_a_clip_in_the_wrong_norm_is_caught(
 
 
 @each_client
-@each("case", [case for case in cases() if isinstance(case.order.batch, Poisson)], ids=str)
+@each("case", lambda: [case for case in cases() if isinstance(case.order.batch, Poisson)], ids=str)
 def test_a_client_that_divides_by_the_realised_batch_is_caught(
     case: Case, performs: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -265,11 +266,11 @@ def test_an_empty_batch_is_noised_like_any_other(clients_of: Callable, known_noi
     )
     uploads = []
 
-    def watched(*args):
+    def watched(*args: Any) -> Any:
         clients = clients_of(*args)
         perform = clients.perform
 
-        def watch(*paid, **options):
+        def watch(*paid: Any, **options: Any) -> Any:
             uploads.append(perform(*paid, **options))
             return uploads[-1]
 

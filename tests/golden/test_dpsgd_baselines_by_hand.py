@@ -11,6 +11,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -75,7 +76,7 @@ def clipped_sum(w: np.ndarray, records: list, clip: float) -> np.ndarray:
 
 
 def dpsgd(
-    w, i: int, round: int, *, steps: int, q: float, clip: float, multiplier: float, noise: Iterator
+    w: Any, i: int, round: int, *, steps: int, q: float, clip: float, multiplier: float, noise: Iterator
 ) -> np.ndarray:
     """Return what client i ends with: lines 6 to 11 of Algorithm 1, divided by the expected batch."""
     batches = Streams(SEED).generator("batches", client=i, round=round)

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +74,7 @@ def trained(system: ALIDPFL, sizes: Sequence[int], seed: int = 0) -> Run:
 
 
 @st.composite
-def systems(draw):
+def systems(draw: Any) -> Any:
     """Draw ALI-DPFL for clients with budgets of their own, on full batches (whose prices cost no time)."""
     clients = draw(st.integers(1, 4))
     system = ALIDPFL(
@@ -117,7 +118,7 @@ def gaussian_mu(epsilon: float) -> float:
 
 @unhurried
 @given(case=systems(), seed=st.integers(0, 99))
-def test_nobody_takes_more_steps_than_its_budget_allows(case, seed) -> None:
+def test_nobody_takes_more_steps_than_its_budget_allows(case: Any, seed: Any) -> None:
     system, sizes = case
     run = trained(system, sizes, seed)
     allowed = allowed_steps(system, sizes)
@@ -136,7 +137,7 @@ def test_nobody_takes_more_steps_than_its_budget_allows(case, seed) -> None:
 
 @unhurried
 @given(case=systems(), seed=st.integers(0, 99))
-def test_the_training_ends_with_the_rounds_or_the_budgets(case, seed) -> None:
+def test_the_training_ends_with_the_rounds_or_the_budgets(case: Any, seed: Any) -> None:
     system, sizes = case
     run = trained(system, sizes, seed)
     most = max(allowed_steps(system, sizes))
@@ -153,7 +154,7 @@ def test_the_training_ends_with_the_rounds_or_the_budgets(case, seed) -> None:
 
 @unhurried
 @given(case=systems(), seed=st.integers(0, 99))
-def test_tau_is_the_rounded_optimum_within_what_is_left(case, seed) -> None:
+def test_tau_is_the_rounded_optimum_within_what_is_left(case: Any, seed: Any) -> None:
     system, sizes = case
     run = trained(system, sizes, seed)
     most = max(allowed_steps(system, sizes))
@@ -206,8 +207,8 @@ def test_tau_by_hand() -> None:
     noise_multiplier=st.floats(0.1, 20), dim=st.integers(1, 10**6), batch=st.floats(0.1, 1000),
     factor=st.floats(1.5, 10),
 )  # fmt: skip
-def test_tau_rises_with_steps_and_batches_and_falls_with_the_clip(factor, **facts) -> None:
-    def scaled(**changed) -> float:
+def test_tau_rises_with_steps_and_batches_and_falls_with_the_clip(factor: Any, **facts: Any) -> None:
+    def scaled(**changed: Any) -> float:
         return optimal_local_steps(**(facts | changed))
 
     now = scaled()
@@ -306,17 +307,17 @@ class Known:
         self.units = list(units)
         self.stds: list[float] = []
 
-    def __call__(self, value: Tensor, noise, rng) -> Tensor:
+    def __call__(self, value: Tensor, noise: Any, rng: Any) -> Tensor:
         self.stds.append(noise.std)
         return value + noise.std * self.units[len(self.stds) - 1]
 
-    def summed(self, law, sizes: Tensor, dim: int, *stream) -> Tensor:
+    def summed(self, law: Any, sizes: Tensor, dim: int, *stream: Any) -> Tensor:
         """Return the sum of the noises in the uploads, whose sign is that of a step down."""
         return -sum(size * unit for size, unit in zip(sizes, self.units, strict=True))
 
 
 def one_round(
-    system, clients: Sequence[Records], units: Sequence[Tensor], backend: str
+    system: Any, clients: Sequence[Records], units: Sequence[Tensor], backend: str
 ) -> tuple[Tensor, list[float], Mapping]:
     module = nn.Linear(3, 1).double()
     model = Model(module, lambda outputs, targets: (outputs.squeeze(-1) - targets).square())

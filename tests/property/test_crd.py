@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ falling = st.lists(st.sampled_from([-0.02, -0.5]), min_size=40, max_size=40)
 
 
 @st.composite
-def systems(draw, calibrations=("tight", "paper")):
+def systems(draw: Any, calibrations: Any = ("tight", "paper")) -> Any:
     """Draw CRD for clients that all differ: (system, sizes)."""
     clients = draw(st.integers(1, 5))
     calibration = draw(st.sampled_from(calibrations))
@@ -102,7 +103,7 @@ def sensitivities(system: UDP, sizes: Sequence[int]) -> list[float]:
 
 @unhurried
 @given(case=systems(), steps=falling)
-def test_while_the_rounds_stay_the_noise_does_not_change(case, steps) -> None:
+def test_while_the_rounds_stay_the_noise_does_not_change(case: Any, steps: Any) -> None:
     system, sizes = case
     run = trained(system, sizes, steps)
     assert len(run.orders) == system.rounds
@@ -112,7 +113,7 @@ def test_while_the_rounds_stay_the_noise_does_not_change(case, steps) -> None:
 
 @unhurried
 @given(case=systems(["paper"]), steps=falling)
-def test_the_papers_noise_recomputed_in_any_round_is_the_same(case, steps) -> None:
+def test_the_papers_noise_recomputed_in_any_round_is_the_same(case: Any, steps: Any) -> None:
     # Equations (30) and (31): after any t of T rounds with one σ, (25) gives that σ again.
     system, sizes = case
     run = trained(system, sizes, steps)
@@ -131,7 +132,7 @@ def test_the_papers_noise_recomputed_in_any_round_is_the_same(case, steps) -> No
 
 @unhurried
 @given(case=systems(["tight"]), steps=falling)
-def test_exact_noise_recomputed_in_any_round_is_the_same(case, steps) -> None:
+def test_exact_noise_recomputed_in_any_round_is_the_same(case: Any, steps: Any) -> None:
     system, sizes = case
     run = trained(system, sizes, steps)
     bounds = sensitivities(system, sizes)
@@ -150,7 +151,7 @@ def test_exact_noise_recomputed_in_any_round_is_the_same(case, steps) -> None:
 
 @unhurried
 @given(case=systems(), steps=changes)
-def test_rounds_are_cut_to_the_letter_and_never_grow(case, steps) -> None:
+def test_rounds_are_cut_to_the_letter_and_never_grow(case: Any, steps: Any) -> None:
     system, sizes = case
     run = trained(system, sizes, steps)
     beta, loss, planned = Fraction(repr(system.discount)), 5.0, system.rounds
@@ -170,7 +171,7 @@ def test_rounds_are_cut_to_the_letter_and_never_grow(case, steps) -> None:
 
 @unhurried
 @given(case=systems(), steps=changes)
-def test_noise_changes_only_with_the_rounds_and_then_falls(case, steps) -> None:
+def test_noise_changes_only_with_the_rounds_and_then_falls(case: Any, steps: Any) -> None:
     run = trained(*case, steps)
     for before, after in zip(run.states, run.states[1:], strict=False):
         if after.rounds == before.rounds or after.round == after.rounds:
@@ -183,7 +184,7 @@ def test_noise_changes_only_with_the_rounds_and_then_falls(case, steps) -> None:
 
 @unhurried
 @given(case=systems(["tight"]), steps=changes)
-def test_no_budget_is_overspent_and_none_is_left_over(case, steps) -> None:
+def test_no_budget_is_overspent_and_none_is_left_over(case: Any, steps: Any) -> None:
     system, sizes = case
     run = trained(system, sizes, steps)
     # The last change of plan that rounds still followed, as the number of rounds that were done by then.
@@ -203,7 +204,7 @@ def test_no_budget_is_overspent_and_none_is_left_over(case, steps) -> None:
 
 @unhurried
 @given(case=systems(), steps=changes)
-def test_every_noise_by_hand(case, steps) -> None:
+def test_every_noise_by_hand(case: Any, steps: Any) -> None:
     # (25), and the same rule in μ² over the rounds that a client answered and will answer.
     system, sizes = case
     run = trained(system, sizes, steps)

@@ -1,5 +1,7 @@
 """The reference client, step by step, against the papers' formulas worked out by hand."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -60,7 +62,9 @@ class Coins:
         return np.array(coins)
 
 
-def update(order: Order, model: Model, start: Tensor, records: Records, *, coins=None, noise=None, **options) -> Tensor:
+def update(
+    order: Order, model: Model, start: Tensor, records: Records, *, coins: Any = None, noise: Any = None, **options: Any
+) -> Tensor:
     return reference.perform(
         Charged(order, len(records)), model, start, records, batches=coins, noise=noise, **options
     )  # fmt: skip

@@ -236,7 +236,7 @@ def test_cells_that_find_no_room_beside_others_are_trained_again_fewer_at_a_time
 ) -> None:
     monkeypatch.setattr(sweeping, "perform", cramped)
     monkeypatch.setattr(sweeping, "as_device", lambda device: None)
-    todo, store, seen = missing([experiment], Store(tmp_path), 1)[:6], Store(tmp_path), []
+    todo, store, seen = missing([experiment], Store(tmp_path), 1)[:4], Store(tmp_path), []
     counts: list[int] = []
     outcomes = sweeping._outcomes
 
@@ -245,10 +245,10 @@ def test_cells_that_find_no_room_beside_others_are_trained_again_fewer_at_a_time
         return outcomes(trainings, device, processes, threads)
 
     monkeypatch.setattr(sweeping, "_outcomes", counting)
-    sweep(todo, store, device=str(tmp_path / "room"), processes=3, on_done=lambda *told: seen.append(told[2:]))
+    sweep(todo, store, device=str(tmp_path / "room"), processes=2, on_done=lambda *told: seen.append(told[2:]))
     assert set(store.records) == {job.cell.key for job in todo}
-    assert seen == [(at + 1, 6) for at in range(6)]
-    assert counts == [3, 1]
+    assert seen == [(at + 1, 4) for at in range(4)]
+    assert counts == [2, 1]
 
     (tmp_path / "room").mkdir()  # taken for good
     with pytest.raises(torch.OutOfMemoryError):

@@ -1,6 +1,7 @@
 """A model is a vector of weights and a loss; a record's gradient is the same however it is computed."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ class Recurrent(nn.Module):
 SHAPES = {mlp: (3,), cnn: (1, 6, 6), Branching: (3,), Recurrent: (5, 2)}
 
 
-def model_and_data(make, count: int = 6, **options) -> tuple[Model, Records]:
+def model_and_data(make: Any, count: int = 6, **options: Any) -> tuple[Model, Records]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = make().double()
@@ -115,7 +116,7 @@ def test_the_gradient_by_hand() -> None:
 
 
 @pytest.mark.parametrize("make", [mlp, cnn])
-def test_record_gradients_agree_with_plain_autograd(make) -> None:
+def test_record_gradients_agree_with_plain_autograd(make: Any) -> None:
     model, records = model_and_data(make)
     expected = by_plain_autograd(model, records)
     assert model.vectorises(records.x, records.y)

@@ -6,6 +6,7 @@ Simulations draw Gaussian noise with fixed seeds; a mean over them may exceed it
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,7 +182,7 @@ def test_exact_noise_is_counted_for_the_rounds_that_clients_answer() -> None:
 # (c) The general form, with the papers' noise, against the papers' own.
 
 
-def both(module, system, facts: Facts, constants: Constants) -> tuple[float, float]:
+def both(module: Any, system: Any, facts: Facts, constants: Constants) -> tuple[float, float]:
     return tuple(module.predicted(system, facts, constants, form) for form in ("general", "paper"))
 
 
@@ -725,7 +726,7 @@ RATES = [  # the largest rate that is allowed where L = 2, and whether it is all
 
 @each(("system", "module", "formula", "words", "limit", "allowed"), RATES)
 def test_a_rate_that_is_too_large_is_refused_with_its_limit(
-    system, module, formula: str, words: str, limit: float, allowed: bool
+    system: Any, module: Any, formula: str, words: str, limit: float, allowed: bool
 ) -> None:
     message = rf"^lr must be {words} {re.escape(formula)} = {limit:.4g} for the bound of {system.name} to hold, was "
     for lr in (limit * 1.001, 2.0) if allowed else (limit, limit * 1.001, 2.0):
@@ -848,7 +849,9 @@ def test_the_noise_of_a_round_is_that_of_the_average_round() -> None:
 
 
 @pytest.mark.parametrize(("kind", "module", "gamma"), [(FedSGDDPC, fedsgd_dpc, 2.0), (DPFedAvg, dp_fedavg, 8.0)])
-def test_rates_for_another_curvature_than_is_known_are_bounded_as_they_are(kind, module, gamma: float) -> None:
+def test_rates_for_another_curvature_than_is_known_are_bounded_as_they_are(
+    kind: Any, module: Any, gamma: float
+) -> None:
     # Rates 2/(k + γ) as for μ = λ = 1, where the loss has curvatures from 0.1 to 1. Along the flattest direction a step
     # leaves 1 − 0.1·η_k of the way: Y falls like R^(−0.4), and never below γY₀/(R + γ) with the γ of μ = 0.1.
     steps = {"local_steps": 1} if kind is DPFedAvg else {}

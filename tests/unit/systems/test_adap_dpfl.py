@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -78,7 +79,7 @@ def test_noise_decays_exactly_when_the_loss_fell_in_all_of_the_last_rounds(
     assert decays(patience, losses) == expected
 
 
-def next_clip(upload: float, **options) -> tuple[float, ...]:
+def next_clip(upload: float, **options: Any) -> tuple[float, ...]:
     """Return the thresholds after client 1 (of 20 records) uploaded a vector of this length."""
     system = AdapDPFL(rounds=6, sampling_rate=1.0, epsilon=50.0, **options)
     state = replace(begin(system), round=1)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_an_order_is_dpsgd_with_noise_in_every_step() -> None:
 
 
 @pytest.mark.parametrize(("calibration", "accountant"), [("tight", tight), ("paper", ali_epsilon)])
-def test_each_budget_affords_the_most_steps_that_its_accountant_allows(calibration: str, accountant) -> None:
+def test_each_budget_affords_the_most_steps_that_its_accountant_allows(calibration: str, accountant: Any) -> None:
     system = ALIDPFL(
         rounds=5, sampling_rate=0.3, noise_multiplier=1.5, epsilon=(2.0, 5.0), delta=(1e-5, 1e-3),
         calibration=calibration,

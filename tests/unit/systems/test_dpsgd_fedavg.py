@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def test_with_given_noise_it_ends_when_the_steps_are_used_up(local_steps: int, r
 
 
 @pytest.mark.parametrize(("calibration", "accountant"), [("tight", tight), ("paper", ali_epsilon)])
-def test_given_noise_on_sampled_batches(calibration: str, accountant) -> None:
+def test_given_noise_on_sampled_batches(calibration: str, accountant: Any) -> None:
     system = DPSGDFedAvg(
         rounds=500, local_steps=3, sampling_rate=0.3, noise_multiplier=1.5, epsilon=3.0, calibration=calibration
     )

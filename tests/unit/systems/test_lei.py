@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from dpfl.systems import UDP, Feedback, Lei, Problem
 from grids import each
 
 
-def begin(system: Lei | UDP, sizes: tuple[int, ...], seed: int = 0):
+def begin(system: Lei | UDP, sizes: tuple[int, ...], seed: int = 0) -> Any:
     return system.begin(
         Problem(sizes, 3, Schedule(system.cohorts(len(sizes)), Streams(seed))), torch.zeros(3), Feedback()
     )
