@@ -70,14 +70,14 @@ COMPANY = records([[0.5, -0.3, 0.2], [1.5, 0.4, -2.0], [-0.1, 0.0, 0.3]])  # few
 def by_reference(order: Order, data: Records, broadcast: Tensor, coins: Callable[[], object]) -> Tensor:
     return reference.perform(
         Charged(order, RECORDS), known_puppet()[0], broadcast, data,
-        batches=coins(), noise=np.random.default_rng(0),  # type: ignore[arg-type]
+        batches=coins(), noise=np.random.default_rng(0),
     )  # fmt: skip
 
 
 def in_company(data: Records, coins: Callable[[], object]) -> StackedClients:
     """Make the client that is measured the middle one of three, the others of which never change."""
     model, known = known_puppet()
-    return StackedClients(model, (COMPANY, data, COMPANY), CoinsOf(coins), capabilities=known)  # type: ignore[arg-type]
+    return StackedClients(model, (COMPANY, data, COMPANY), CoinsOf(coins), capabilities=known)
 
 
 def paid_by_all(order: Order) -> dict[int, Charged]:
@@ -90,7 +90,7 @@ def by_stacked(order: Order, data: Records, broadcast: Tensor, coins: Callable[[
 
 def by_sum(order: Order, data: Records, broadcast: Tensor, coins: Callable[[], object]) -> Tensor:
     together = in_company(data, coins).perform(paid_by_all(order), broadcast, 1, apart=False)
-    return together.weighted_sum({0: 0.3, 1: 1.0, 2: 0.2})  # type: ignore[attr-defined, no-any-return]
+    return together.weighted_sum({0: 0.3, 1: 1.0, 2: 0.2})  # type: ignore[attr-defined]
 
 
 Performs = Callable[[Order, Records, Tensor, Callable[[], object]], Tensor]
@@ -130,7 +130,7 @@ def orders() -> Iterator[Order]:
         # One step tells all: given what earlier steps released, both runs stand at the same model in each.
         yield Order(steps=1, learning_rate=0.5, batch=batch, clip=bound, noise_on="step")
     for norm, (steps, rate) in itertools.product((1, 2), schedules):
-        yield Order(steps=steps, learning_rate=rate, clip=ModelClip(CLIP, norm), proximal=0.8)  # type: ignore[arg-type]
+        yield Order(steps=steps, learning_rate=rate, clip=ModelClip(CLIP, norm), proximal=0.8)
 
 
 RELATIONS = list(itertools.product(("record", "client"), ("replace", "add-remove")))
@@ -194,7 +194,7 @@ def test_random_data_never_exceeds_the_bound(order: Order, unit: str, neighbours
         else:  # the last record (or all of them) is missing from the second
             pair = records(common + draw(count)), records(common)
         start = torch.from_numpy(rng.normal(size=2) * (seed % 2))
-        measured = distance(order, pair, start, lambda seed=seed: Coins(seed), performs)
+        measured = distance(order, pair, start, lambda seed=seed: Coins(seed), performs)  # type: ignore[misc]
         assert measured <= bound * ROUNDING
 
 

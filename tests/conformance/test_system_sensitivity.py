@@ -192,7 +192,7 @@ def in_company(data: Records, model: Model, coins: Callable[[], Any]) -> Stacked
     """Make the client that is measured the middle one of three, the others of which never change."""
     few = random_records(3, 77)
     company = Records(few.x.to(data.x.dtype), few.y.to(data.y.dtype))
-    return StackedClients(model, (company, data, company), CoinsOf(coins), capabilities=known(model))  # type: ignore[arg-type]
+    return StackedClients(model, (company, data, company), CoinsOf(coins), capabilities=known(model))
 
 
 def paid_by_all(order: Order, records: int) -> dict[int, Charged]:
@@ -209,7 +209,7 @@ def by_sum(
     order: Order, data: Records, broadcast: Tensor, records: int, *, model: Model, coins: Callable[[], Any]
 ) -> Tensor:
     together = in_company(data, model, coins).perform(paid_by_all(order, records), broadcast, 1, apart=False)
-    return together.weighted_sum({0: 0.3, 1: 1.0, 2: 0.2})  # type: ignore[attr-defined, no-any-return]
+    return together.weighted_sum({0: 0.3, 1: 1.0, 2: 0.2})  # type: ignore[attr-defined]
 
 
 CLIENTS = [by_reference, by_stacked, by_sum]
@@ -360,8 +360,8 @@ def test_single_precision_stays_within_a_hundred_thousandth(case: Case, performs
 
 def clips_otherwise(monkeypatch: pytest.MonkeyPatch, otherwise: Callable[[Any, int], tuple[Any, int]]) -> None:
     """Let every client clip to another bound, or in another norm."""
-    right_sum, right_clip = reference.sum_of_clipped, reference.clip
-    right_rows, right_layers = local_steps.clip_rows, Layered.sums
+    right_sum, right_clip = reference.sum_of_clipped, reference.clip  # type: ignore[attr-defined]
+    right_rows, right_layers = local_steps.clip_rows, Layered.sums  # type: ignore[attr-defined]
 
     def layers(
         self: Layered, weights: Tensor, x: Tensor, y: Tensor, counts: Any, bound: Any, *how: Any, **options: Any

@@ -214,7 +214,7 @@ def refused(
         printed = capsys.readouterr()
         assert printed.out == ""
         (sentence,) = printed.err.splitlines()
-        return end.value.code, sentence
+        return end.value.code, sentence  # type: ignore[return-value]
 
     return call
 

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
@@ -124,7 +124,7 @@ class Spendthrift(System[State]):
     lr: float = 1.0
     granted: tuple[float, ...] = (1.0, 1.0, 1.0)
 
-    def promise(self, clients: int) -> Promise:
+    def promise(self, sizes: Sequence[int]) -> Promise:
         budgets = tuple(Budget(epsilon, 1e-3) for epsilon in self.granted)
         return Promise(budgets=budgets, unit="record", neighbours="replace", calibration="tight")
 
@@ -206,7 +206,7 @@ def test_bad_input_from_python(make: Callable[[], object], words: str, tmp_path:
 
 
 def train_own(model: object, *, loss: object = functional.cross_entropy, **options: object) -> object:
-    return dpfl.train(dpfl.UDP(), dpfl.federate(blobs(), clients=3, seed=1), model, loss=loss, **options)  # type: ignore[arg-type]
+    return dpfl.train(dpfl.UDP(), dpfl.federate(blobs(), clients=3, seed=1), model, loss=loss, **options)
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

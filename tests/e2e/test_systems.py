@@ -101,7 +101,7 @@ def test_python_does_what_the_command_line_does(name: str, tmp_path: Path) -> No
     assert json.loads(json.dumps(run.certificate.to_dict())) == shown["certificate"]
 
 
-OWN = {
+OWN: dict[str, dict[str, Any]] = {
     "udp": {"discount": 0.5, "least_gain": 5.0, "epsilon": [2.0, 4.0, 8.0], "delta": [1e-3, 1e-4, 1e-5]},
     "nbafl": {"cohort": 2, "exposures": 2, "epsilon": [2.0, 4.0, 8.0], "clipping": "model"},
     "dp-fedavg": {"mechanism": "laplace", "cohort": 2, "local_steps": 2, "lr_gamma": 5.0, "epsilon": [2, 4, 8]},

@@ -141,8 +141,8 @@ def walk(case: Case, most: int, rounds: int) -> Walked:
             )
         else:
             mean = (w - after) / (RATE * tau)  # what clients followed on average, noise included
-            mu = math.nan if last_gradient is None else np.linalg.norm(mean - last_gradient) / last_way
-            last_gradient, last_way = mean, np.linalg.norm(after - w)
+            mu = math.nan if last_gradient is None else np.linalg.norm(mean - last_gradient) / last_way  # type: ignore[assignment]
+            last_gradient, last_way = mean, np.linalg.norm(after - w)  # type: ignore[assignment]
         total_steps = min(case.rounds * tau, most)  # T
         batch = case.q * min(SIZES)  # B̂
         spread = case.sigma**2 * CLIP**2 * 3 / batch**2  # σ²C²d/B̂²
@@ -153,7 +153,7 @@ def walk(case: Case, most: int, rounds: int) -> Walked:
         )
         walked.wanted.append(best)
         tau = 1 if case.rounds >= most else held_back(tau if math.isnan(best) else round(best), k + 1)
-        w = after
+        w = after  # type: ignore[assignment]
         walked.models.append(w)
     walked.steps.append(tau)
     return walked

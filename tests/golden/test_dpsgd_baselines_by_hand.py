@@ -88,7 +88,7 @@ def dpsgd(
 
 
 def average(locals_: list[np.ndarray]) -> np.ndarray:
-    return sum(share * one for share, one in zip(SHARES, locals_, strict=True))
+    return sum(share * one for share, one in zip(SHARES, locals_, strict=True))  # type: ignore[return-value]
 
 
 def exact_mu(epsilon: float, delta: float) -> float:

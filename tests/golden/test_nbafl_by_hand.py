@@ -90,7 +90,8 @@ def played(system: Any, data: Any, clients_of: Any) -> Any:
     problem = Problem(sizes, model.dim, Schedule(system.cohorts(len(sizes)), streams))
     state = system.begin(problem, model.weights(), Feedback())
     clients, ledger = clients_of(model, records, streams), Ledger(system.promise(sizes), sizes)
-    models, cohorts, orders = [], [], []
+    models, cohorts = [], []
+    orders: list[Any] = []
     for _ in range(2):
         state, outcome = play(
             system, state, ledger=ledger, clients=clients, model=model, validation=records[0], streams=streams

@@ -120,7 +120,7 @@ def walk(calibration: str, cohort: int | None, discount: bool, least_gain: float
         walked.gains.append(watched(w) - watched(after))
         if discount and walked.gains[-1] < least_gain:
             planned = math.floor(BETA * (planned - t)) + t
-        w = after
+        w = after  # type: ignore[assignment]
         walked.models.append(w)
         walked.planned.append(planned)
         walked.next_stds.append([std(i, t + 1) for i in range(3)])

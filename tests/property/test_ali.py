@@ -329,7 +329,7 @@ def one_round(
     if backend == "stacked":
         known = capabilities_of(model, clients[0])
         assert known.layers is not None
-        performers = StackedClients(model, tuple(clients), streams, capabilities=known)
+        performers = StackedClients(model, tuple(clients), streams, capabilities=known)  # type: ignore[assignment]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpfl.clients.reference.add_noise", noise)
         patch.setattr("dpfl.clients.stacked.draw_sum", noise.summed)

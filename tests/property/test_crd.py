@@ -172,7 +172,7 @@ def test_rounds_are_cut_to_the_letter_and_never_grow(case: Any, steps: Any) -> N
 @unhurried
 @given(case=systems(), steps=changes)
 def test_noise_changes_only_with_the_rounds_and_then_falls(case: Any, steps: Any) -> None:
-    run = trained(*case, steps)
+    run = trained(*case, steps)  # type: ignore[call-arg]
     for before, after in zip(run.states, run.states[1:], strict=False):
         if after.rounds == before.rounds or after.round == after.rounds:
             assert after.noise_stds == before.noise_stds

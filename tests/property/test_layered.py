@@ -28,7 +28,8 @@ layers = st.tuples(kinds, st.integers(1, 6), st.booleans(), st.sampled_from([nn.
 @st.composite
 def models(draw: Any) -> Any:
     """Return some layers of some kinds and widths, each with or without a bias."""
-    module, width = [nn.Flatten()], FEATURES
+    module: list[nn.Module] = [nn.Flatten()]
+    width = FEATURES
     with torch.random.fork_rng():
         torch.manual_seed(draw(seeds))
         for kind, wide, bias, activation in draw(st.lists(layers, max_size=3)):
@@ -38,9 +39,8 @@ def models(draw: Any) -> Any:
             elif kind == "convolution":
                 module += [nn.Unflatten(1, (1, width)), nn.Conv1d(1, 2, 3, padding=1, bias=bias), nn.Flatten()]
                 width *= 2
-            else:
-                grouped = kind == "group norm" and width > 1  # torch refuses to normalise a single number
-                module += [nn.GroupNorm(1, width) if grouped else nn.LayerNorm(width, bias=bias)]
+            elif width > 1:  # a single number less its mean is rounding and nothing else
+                module += [nn.GroupNorm(1, width) if kind == "group norm" else nn.LayerNorm(width, bias=bias)]
             module += [activation()]
         module.append(nn.Linear(width, CLASSES, bias=draw(st.booleans())))
     return Model(nn.Sequential(*module), cross_entropy, ridge=draw(st.sampled_from([0.0, 0.0, 0.1])))

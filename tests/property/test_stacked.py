@@ -326,7 +326,7 @@ def test_gaps_never_count(loss: Any, clip: Any, steps: int, batch: Full | Poisso
     ours = clients.perform(charged, model.weights(), 1)
     for client in charged:
         assert_alike(ours[client], theirs[client], 1e-5)
-    total = clients.perform(charged, model.weights(), 1, apart=False).weighted_sum({1: 1.0, 2: 1.0})
+    total = clients.perform(charged, model.weights(), 1, apart=False).weighted_sum({1: 1.0, 2: 1.0})  # type: ignore[attr-defined]
     assert torch.isfinite(total).all()
     if isinstance(batch, Full):
         assert_alike(total, theirs[1] + theirs[2], 1e-5)
@@ -356,7 +356,8 @@ def every_system() -> dict[str, System[Any]]:
 @pytest.mark.filterwarnings(f"ignore::{Caution.__module__}.{Caution.__name__}")
 @each("system", every_system().values(), ids=every_system().keys())
 def test_a_training_ends_with_the_same_model_whoever_performs_it(system: System[Any]) -> None:
-    models, starts, seen = [], [], []
+    models, starts = [], []
+    seen: list[Any] = []
     for backend in ("reference", "stacked"):
         with torch.random.fork_rng():
             torch.manual_seed(5)
@@ -364,7 +365,7 @@ def test_a_training_ends_with_the_same_model_whoever_performs_it(system: System[
         starts.append(torch.cat([p.detach().flatten().clone() for p in module.parameters()]))
         run = dpfl.train(
             system, federation(), module, loss=functional.cross_entropy, seed=4, backend=backend,
-            on_uploads=lambda round, uploads, seen=seen: seen.append(torch.stack(list(uploads.values()))),
+            on_uploads=lambda round, uploads, seen=seen: seen.append(torch.stack(list(uploads.values()))),  # type: ignore[misc]
         )  # fmt: skip
         models.append(torch.cat([p.detach().flatten() for p in run.model.parameters()]))
     assert torch.equal(starts[0], starts[1])

@@ -56,4 +56,4 @@ def test_neighbouring_streams_are_uniform_together() -> None:
 @each("seed", [-1, 1.5, "7", True])
 def test_a_seed_is_a_whole_number(seed: object) -> None:
     with pytest.raises(BadInput, match="seed must be"):
-        Streams(seed)  # type: ignore[arg-type]
+        Streams(seed)

@@ -140,7 +140,7 @@ def by_sum(order_of: OrderOf, round: int, seed: int = 3, weights: Mapping[int, f
     model, found = flat(DIM)
     clients = StackedClients(model, silent(), Streams(seed), capabilities=found)
     uploads = clients.perform(charged(order_of), torch.zeros(DIM), round, apart=False)
-    return uploads.weighted_sum(weights)  # type: ignore[attr-defined, no-any-return]
+    return uploads.weighted_sum(weights)  # type: ignore[attr-defined]
 
 
 def each_alone(order_of: OrderOf, round: int, seed: int = 3, weights: Mapping[int, float] = WEIGHTS) -> Tensor:
@@ -297,7 +297,7 @@ def test_sums_of_laplace_noise(order_of: OrderOf, performs: Callable[..., Tensor
     for law in (0.0, 3.0):  # one draw of the summed variance: Gaussian, or Laplace
         assert abs(law - excess) > 0.1 * (1 + excess)
     # The same law as that of the reference client's uploads, by way of its own draws.
-    theirs = sample(lambda *args: by_reference(*args, seed=9), order_of, rounds=10)
+    theirs = sample(lambda *args: by_reference(*args, seed=9), order_of, rounds=10)  # type: ignore[misc]
     assert stats.ks_2samp(drawn, theirs, method="asymp").pvalue > FALSE_ALARM
     assert stats.ks_2samp(1.05 * drawn, theirs, method="asymp").pvalue < FALSE_ALARM
 

@@ -13,7 +13,7 @@ from dpfl.systems import SYSTEMS, UDP, FedAvg, FedProx, FedSGD
 from grids import each
 
 CONFIGS = [
-    *[Config(system(), Settings()) for system in SYSTEMS.values()],
+    *[Config(system(), Settings()) for system in SYSTEMS.values()],  # type: ignore[call-arg]
     Config(
         UDP(
             rounds=7, lr=1e-20, cohort=3, clip=1e16, epsilon=(0.1, 1 / 3, 8.0), delta=(1e-5, 1e-300, 0.5),

@@ -42,7 +42,7 @@ def test_a_positive_number_passes(value: float) -> None:
 @each("value", [0, -1.0, math.nan, math.inf, "1", None])
 def test_anything_else_is_refused_with_the_way_out(value: object) -> None:
     with pytest.raises(BadInput) as refusal:
-        require_positive("lr", value, "try 0.1")  # type: ignore[arg-type]
+        require_positive("lr", value, "try 0.1")
     assert str(refusal.value) == f"lr must be a finite number above 0, was {value!r}; try 0.1"
 
 
@@ -54,7 +54,7 @@ def test_a_count_passes() -> None:
 @each("value", [0, -3, True, 2.0, "2", None])
 def test_what_is_no_count_is_refused(value: object) -> None:
     with pytest.raises(BadInput) as refusal:
-        require_count("rounds", value, "train for one")  # type: ignore[arg-type]
+        require_count("rounds", value, "train for one")
     assert str(refusal.value) == f"rounds must be a whole number of at least 1, was {value!r}; train for one"
 
 

@@ -49,10 +49,10 @@ def test_anything_but_an_order_is_refused(text: str) -> None:
         (lambda: Order(steps=1, learning_rate=math.nan), "lr"),
         (lambda: Order(steps=3, learning_rate=(0.1, 0.2)), "lr"),
         (lambda: Order(steps=1, learning_rate=0.1, proximal=-1.0), "proximal"),
-        (lambda: Order(steps=1, learning_rate=0.1, noise_on="both"), "noise_on"),  # type: ignore[arg-type]
+        (lambda: Order(steps=1, learning_rate=0.1, noise_on="both"), "noise_on"),
         (lambda: RecordClip(0.0), "clip"),
         (lambda: RecordClip(math.inf), "clip"),
-        (lambda: ClientClip(1.0, 3), "norm"),  # type: ignore[arg-type]
+        (lambda: ClientClip(1.0, 3), "norm"),
         (lambda: Poisson(0.0), "sampling_rate"),
         (lambda: Poisson(1.1), "sampling_rate"),
         (lambda: Gaussian(0.0), "noise_std"),
@@ -110,10 +110,7 @@ def test_sensitivity_by_hand(order: dict, relation: dict, expected: float) -> No
 
 def test_the_l1_clip_bounds_both_norms() -> None:
     order = Order(steps=1, learning_rate=0.5, clip=RecordClip(3.0, 1))
-    bounds = {
-        norm: sensitivity(order, records=10, unit="record", neighbours="replace", norm=norm)  # type: ignore[arg-type]
-        for norm in (1, 2)
-    }
+    bounds = {norm: sensitivity(order, records=10, unit="record", neighbours="replace", norm=norm) for norm in (1, 2)}
     assert bounds[1] == bounds[2] == pytest.approx(0.3)
 
 
@@ -128,7 +125,7 @@ def test_the_l1_clip_bounds_both_norms() -> None:
 )
 def test_what_has_no_proof_is_refused_with_a_reason(order: Order, norm: int, reason: str) -> None:
     with pytest.raises(BadInput, match=reason):
-        sensitivity(order, records=10, unit="record", neighbours="replace", norm=norm)  # type: ignore[arg-type]
+        sensitivity(order, records=10, unit="record", neighbours="replace", norm=norm)
 
 
 def test_releases_and_rates() -> None:
@@ -169,8 +166,7 @@ def test_what_the_noise_is_in_the_upload_by_hand(order: dict, expected: float | 
 def test_noise_and_sensitivity_of_one_step_reach_the_upload_alike(clip: object, batch: object, unit: str) -> None:
     # Noise before or after the division: the same bound, once it is expressed in the upload.
     inside, outside = (
-        Order(steps=1, learning_rate=0.5, clip=clip, batch=batch, noise_on=place)  # type: ignore[arg-type]
-        for place in ("step", "upload")
+        Order(steps=1, learning_rate=0.5, clip=clip, batch=batch, noise_on=place) for place in ("step", "upload")
     )
     for neighbours in ("replace", "add-remove"):
         question = {"records": 10, "unit": unit, "neighbours": neighbours, "norm": 2}

@@ -144,7 +144,7 @@ def test_repetitions_and_tricks_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_input_is_one_sentence(names: list[str], options: dict[str, object], words: list[str]) -> None:
     usual = {"peers": [], "device": "cpu", "seconds": 0.001, "reference": False, "precision": "float32"}
     with pytest.raises(BadInput) as problem:
-        suite.run(names, **(usual | options), on_start=lambda _: None)  # type: ignore[arg-type]
+        suite.run(names, **(usual | options), on_start=lambda _: None)
     assert all(word in str(problem.value) for word in words)
 
 

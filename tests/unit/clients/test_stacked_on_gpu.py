@@ -56,7 +56,7 @@ def test_sums_are_those_of_the_reference_client(name: str, kind: str) -> None:
         theirs = ReferenceClients(model, records, Streams(1)).perform(paid(ORDERS[kind]), model.weights(), 1)
         wanted = sum(weights[client] * update for client, update in theirs.items())
         for _ in range(4):  # eager, recorded, replayed twice
-            ours = stacked.perform(paid(ORDERS[kind]), model.weights(), 1, apart=False).weighted_sum(weights)
+            ours = stacked.perform(paid(ORDERS[kind]), model.weights(), 1, apart=False).weighted_sum(weights)  # type: ignore[attr-defined]
             assert torch.linalg.vector_norm(ours - wanted) <= 1e-3 * torch.linalg.vector_norm(wanted)
         apart = stacked.perform(paid(ORDERS[kind]), model.weights(), 1)
         for client, update in theirs.items():
@@ -76,7 +76,7 @@ def rounds(name: str) -> list[torch.Tensor]:
         dict.fromkeys(range(4), 0.25),
     )
     with products("float32"):
-        return [stacked.perform(paid(NOISY), model.weights(), i, apart=False).weighted_sum(weights) for i in range(6)]
+        return [stacked.perform(paid(NOISY), model.weights(), i, apart=False).weighted_sum(weights) for i in range(6)]  # type: ignore[attr-defined]
 
 
 def test_replays_draw_anew_in_every_round_and_again_with_the_same_seed() -> None:
@@ -101,7 +101,7 @@ def test_recordings_of_several_kinds_share_their_memory_and_nothing_else() -> No
         stacked = StackedClients(model, records, Streams(1), capabilities=capabilities_of(model, records[1]))
 
         def sums(order: Order) -> torch.Tensor:
-            return stacked.perform(paid(order), model.weights(), 1, apart=False).weighted_sum(weights)
+            return stacked.perform(paid(order), model.weights(), 1, apart=False).weighted_sum(weights)  # type: ignore[attr-defined]
 
         eager = [sums(order) for order in orders]
         for _ in range(3):  # recorded, replayed in turn
@@ -130,7 +130,7 @@ def test_a_batch_that_did_not_fit_is_drawn_again_whole(monkeypatch: pytest.Monke
 
     def sums() -> torch.Tensor:
         stacked = StackedClients(model, records, Streams(5), capabilities=capabilities_of(model, records[1]))
-        return stacked.perform(paid(order), model.weights(), 1, apart=False).weighted_sum(weights)
+        return stacked.perform(paid(order), model.weights(), 1, apart=False).weighted_sum(weights)  # type: ignore[attr-defined]
 
     whole = sums()
     monkeypatch.setattr(draws, "room_for", lambda records, rate: 1)

@@ -19,7 +19,7 @@ def judged(claim: Claim, table: Mapping[tuple[str, str], Estimate], *, lower_is_
 
 
 def one_pair(less: Estimate, than: Estimate, **options: object) -> str:
-    claim = Claim("", Place("a", "1"), Place("b", "1"), **options)  # type: ignore[arg-type]
+    claim = Claim("", Place("a", "1"), Place("b", "1"), **options)
     return judged(claim, {("a", "1"): less, ("b", "1"): than}).verdict
 
 

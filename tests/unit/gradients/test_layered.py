@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -778,7 +779,7 @@ class Asserting(Borrowed):
     """Insists on the layer it was made with."""
 
     def forward(self, x: Tensor) -> Tensor:
-        assert self.layer.forward.__func__ is nn.Linear.forward
+        assert self.layer.forward.__func__ is nn.Linear.forward  # type: ignore[attr-defined]
         return self.layer(x)
 
 
@@ -942,7 +943,7 @@ def test_a_penalty_makes_each_record_hold_a_whole_gradient() -> None:
 # Records whose norms are known.
 
 
-class Doubled(nn.Module):
+class TwiceAsLong(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return 2 * x
 
@@ -958,7 +959,7 @@ class Turned(nn.Module):
     [
         (nn.Identity(), (6,), True),
         (nn.Flatten(), (2, 3), True),  # the same numbers in the same places
-        (Doubled(), (6,), False),
+        (TwiceAsLong(), (6,), False),
         (Turned(), (2, 3), False),
         (nn.Linear(6, 6), (6,), True),  # here it is the first of two that sees them
         (nn.LayerNorm(6), (6,), False),
@@ -968,7 +969,8 @@ def test_known_norms_serve_the_layer_that_sees_the_records(
     norm: Norm, before: nn.Module, shape: tuple[int, ...], seen: bool
 ) -> None:
     model, data = classifier(before, nn.Linear(6, CLASSES)), shaped(*shape)
-    twin, asked = Layered(model), []
+    twin = Layered(model)
+    asked: list[Any] = []
     bound = (torch.full((12,), 0.7, dtype=torch.float64), norm)
 
     def known() -> Tensor:

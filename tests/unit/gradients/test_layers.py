@@ -1,6 +1,7 @@
 """Every kind of layer, under shared weights and under each client's own, against autograd record by record."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -119,7 +120,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 both_ways = pytest.mark.usefixtures("way")
 
-CONVOLUTIONS = {
+CONVOLUTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "strided": {"stride": 2},
     "uneven strides": {"stride": (2, 1)},

@@ -79,7 +79,7 @@ def test_the_stream_decides_the_weights(name: str, shape: tuple[int, ...], class
 def test_weights_fill_plus_minus_one_over_the_root_of_fan_in(
     name: str, shape: tuple[int, ...], classes: int | None
 ) -> None:
-    layers = [layer for layer in make(name, shape, classes).module if isinstance(layer, (nn.Linear, nn.Conv2d))]
+    layers = [layer for layer in make(name, shape, classes).module if isinstance(layer, (nn.Linear, nn.Conv2d))]  # type: ignore[attr-defined]
     assert layers
     for layer in layers:
         bound = 1 / math.sqrt(layer.weight[0].numel())

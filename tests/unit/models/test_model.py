@@ -97,7 +97,7 @@ def test_split_and_load_invert_weights() -> None:
     assert torch.equal(torch.cat([part.flatten() for part in parts.values()]), weights)
     model.load(weights)
     assert torch.equal(model.weights(), weights)
-    assert torch.equal(model.module[2].weight.detach(), torch.arange(20.0, 40.0).reshape(4, 5))
+    assert torch.equal(model.module[2].weight.detach(), torch.arange(20.0, 40.0).reshape(4, 5))  # type: ignore[index]
 
 
 def test_mean_loss_is_torchs_own() -> None:
@@ -148,8 +148,8 @@ def test_every_records_gradient_holds_the_ridge_penalty(vectorised: bool) -> Non
 
 def test_frozen_parameters_stay_out() -> None:
     module = mlp()
-    module[0].requires_grad_(False)
-    before = module[0].weight.clone()
+    module[0].requires_grad_(False)  # type: ignore[index]
+    before = module[0].weight.clone()  # type: ignore[index]
     model = Model(module, cross_entropy, ridge=0.1)
     assert model.dim == 4 * 5 + 4
     assert list(model.split(model.weights())) == ["2.weight", "2.bias"]
@@ -157,7 +157,7 @@ def test_frozen_parameters_stay_out() -> None:
     for vectorised in (True, False):
         assert record_gradients(model, model.weights(), x, y, vectorised=vectorised).shape == (2, 24)
     model.load(torch.zeros(24))
-    assert torch.equal(module[0].weight, before)
+    assert torch.equal(module[0].weight, before)  # type: ignore[index]
 
 
 def test_a_parameter_that_the_loss_never_sees_has_a_zero_gradient() -> None:
@@ -184,13 +184,13 @@ def test_integer_buffers_are_left_alone() -> None:
             self.register_buffer("columns", torch.tensor([2, 0]))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.linear(x[:, self.columns])
+            return self.linear(x[:, self.columns])  # type: ignore[index]
 
     model = Model(Picky(), cross_entropy)
     assert model.dim == 2 * 4 + 4
     assert "columns" not in model.split(model.weights())
     model.load(torch.full((12,), 0.5))
-    assert model.module.columns.tolist() == [2, 0]
+    assert model.module.columns.tolist() == [2, 0]  # type: ignore[operator]
     assert model.module.columns.dtype == torch.int64
     records = Records(torch.tensor([[1.0, 9.0, 2.0], [0.0, 9.0, 1.0]]), torch.tensor([0, 3]))
     rows = [record_gradients(model, model.weights(), records.x, records.y, vectorised=v) for v in (True, False)]
@@ -256,7 +256,7 @@ class Remembering(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
-            self.seen.add_(x.detach().mean(0))
+            self.seen.add_(x.detach().mean(0))  # type: ignore[operator]
         return self.inner(x)
 
 

@@ -167,7 +167,7 @@ def test_exact_noise_moves_the_variance() -> None:
         papers = round_noise(replace(system, calibration="paper"), EQUAL)
         assert round_noise(system, EQUAL) == pytest.approx(factor * papers)
     # By Gaussian DP, √(2R·ln(1/δ))/ε is worth less than (ε, δ) where ε is small.
-    system = UDP(rounds=9, epsilon=1.0)
+    system = UDP(rounds=9, epsilon=1.0)  # type: ignore[assignment]
     assert round_noise(system, EQUAL) < 0.9 * round_noise(replace(system, calibration="paper"), EQUAL)
 
 
@@ -319,7 +319,7 @@ def split(system: NbAFL, facts: Facts) -> tuple[tuple[float, float], tuple[float
     """Return what the bound owes to E‖n‖ and to E‖n‖², each in the general and in the paper's form."""
     squares = both(nbafl, system, facts, without(initial_gap=0.0, lipschitz=0.0))
     whole = both(nbafl, system, facts, without(initial_gap=0.0))
-    return tuple(one - other for one, other in zip(whole, squares, strict=True)), squares
+    return tuple(one - other for one, other in zip(whole, squares, strict=True)), squares  # type: ignore[return-value]
 
 
 @each(("clip", "dim"), [(1.0, 7), (5.0, 1), (0.5, 300)])
@@ -485,7 +485,7 @@ def test_recursions_at_a_constant_rate_by_hand(steps: int) -> None:
     more = 0.01 * (2 * 1.3**2 * 0.4 + 2 * 2.0 * 0.3 + noise)
     expected = 0.95**4 * 5.0 + more * (1 - 0.95**4) / 0.05
     assert fedsgd_dpc.predicted(system, EQUAL, known, "general") == pytest.approx(expected)
-    system = DPFedAvg(
+    system = DPFedAvg(  # type: ignore[assignment]
         rounds=4, local_steps=steps, cohort=2, lr=0.1, mechanism="laplace", calibration="paper", epsilon=1.0
     )
     noise = 2 * DIM * 2 * (steps * 4) ** 2 / 36
@@ -892,7 +892,7 @@ def test_the_largest_rate_that_is_allowed_is_not_refused_for_rounding(kind: str)
     system, module = PLANNED[kind]
     for smoothness in np.geomspace(0.6, 60, 100):
         limit = 1 / smoothness if kind == "fedsgd-dpc" else 1 / (4 * smoothness)
-        decaying = replace(system, lr=float(limit), lr_gamma=7.3)
+        decaying = replace(system, lr=float(limit), lr_gamma=7.3)  # type: ignore[type-var]
         assert module.predicted(decaying, EQUAL, without(smoothness=float(smoothness)), "general") > 0
 
 

@@ -92,7 +92,7 @@ def test_constants_do_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         ALL.smoothness = 3.0  # type: ignore[misc]
     with pytest.raises(TypeError):
-        Constants(1.0)  # type: ignore[misc]
+        Constants(1.0)  # type: ignore[call-arg]
 
 
 def test_what_is_needed_comes_in_the_order_that_was_asked_for() -> None:
@@ -167,7 +167,7 @@ def test_one_set_of_constants_can_override_another() -> None:
     known = Constants(smoothness=3.0, notes={"smoothness": Note("by hand", 2.0, 4.0)})
     entries = {name: entry for name, entry in known.to_dict().items() if name != "source"}
     both = ALL.overridden(entries)
-    assert both == replace(ALL, smoothness=3.0, notes=ALL.notes | {"smoothness": Note("by hand", 2.0, 4.0)})
+    assert both == replace(ALL, smoothness=3.0, notes=ALL.notes | {"smoothness": Note("by hand", 2.0, 4.0)})  # type: ignore[operator]
 
 
 # The file.

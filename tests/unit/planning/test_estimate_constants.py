@@ -410,7 +410,7 @@ def test_the_spread_of_records_under_a_linear_model() -> None:
 def test_heavier_clients_count_for_more() -> None:
     model = near([0.0], [1.0])
     clients = points([[-1.0], [1.0]] * 15, [[-10.0], [10.0]] * 5)  # spreads of 1 and 10, weights of 3/4 and 1/4
-    model.module.at.data.fill_(5.0)
+    model.module.at.data.fill_(5.0)  # type: ignore[operator]
     assert probe(model, clients).record_spread == pytest.approx(math.sqrt(0.75 * 1 + 0.25 * 100))
 
 
@@ -624,7 +624,9 @@ def test_of_many_records_an_even_part_is_looked_at(monkeypatch: pytest.MonkeyPat
     seen = []
     field = estimate_constants._Probe.field
     monkeypatch.setattr(
-        estimate_constants._Probe, "field", lambda self, *rest: seen.append(sum(self.sizes)) or field(self, *rest)
+        estimate_constants._Probe,
+        "field",
+        lambda self, *rest: seen.append(sum(self.sizes)) or field(self, *rest),  # type: ignore[func-returns-value]
     )
     assert_known(probe(model, clients), truth)
     assert set(seen) == {240}

@@ -573,7 +573,7 @@ def test_a_plan_from_python() -> None:
     assert (kept.best.rounds, kept.options) == (3, {})
     # A module of one's own is planned for by its own size, and left as it is.
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10, bias=False))
-    before = module[1].weight.clone()
+    before = module[1].weight.clone()  # type: ignore[operator]
     own = plan(of.system, of.federation, module, loss=torch.nn.functional.cross_entropy, **options)
     assert torch.equal(module[1].weight, before)
     assert own.best.bound < found.best.bound  # 640 parameters are noised, not 650
@@ -583,8 +583,8 @@ def test_a_plan_from_python() -> None:
 
 def test_all_uploads_may_count_as_overheard() -> None:
     few, all_ = (planned("nbafl", **BOUNDED["nbafl"], all_overheard=flag) for flag in (False, True))
-    assert all_.system.exposures == all_.system.rounds == all_.options["exposures"]
-    assert few.system.exposures == 1
+    assert all_.system.exposures == all_.system.rounds == all_.options["exposures"]  # type: ignore[attr-defined]
+    assert few.system.exposures == 1  # type: ignore[attr-defined]
     assert all_.certificate.observers["server"].epsilon == pytest.approx(8.0, rel=1e-5)
     assert few.certificate.observers["server"].epsilon > 8.0
     assert all_.best.bound > few.best.bound

@@ -39,7 +39,7 @@ def test_a_delta_is_a_number_from_zero_to_below_one(delta: Any) -> None:
 
 def test_a_refusal_shows_what_was_given() -> None:
     with pytest.raises(BadInput, match="was '8'"):
-        Budget("8", 1e-5)  # type: ignore[arg-type]
+        Budget("8", 1e-5)
     with pytest.raises(BadInput, match=r"was 1\.5"):
         Budget(8.0, 1.5)
 

@@ -31,7 +31,7 @@ def certificate_of(system: System, sizes: tuple[int, ...] = (10, 20, 30), *, see
         system.promise(sizes), sizes, system=system.name, config="0123456789ab", seeded=seeded,
         versions={"dpfl": "0.1"},
     )  # fmt: skip
-    state = system.begin(Problem(sizes, 4, schedule), np.zeros(4), Feedback())  # type: ignore[arg-type]
+    state = system.begin(Problem(sizes, 4, schedule), np.zeros(4), Feedback())
     while state.round < state.rounds:
         paid = ledger.charge(system.orders(state))
         ledger.broadcast(system.weights(state, sorted(paid)))

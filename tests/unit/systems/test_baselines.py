@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -79,7 +80,7 @@ def test_a_round_of_fedsgd_is_a_step_of_gradient_descent_on_all_records(trained:
         functional.cross_entropy(linear(x), y).backward()
         with torch.no_grad():
             for parameter in linear.parameters():
-                parameter -= 0.7 * parameter.grad
+                parameter -= 0.7 * parameter.grad  # type: ignore[misc]
         centralised = torch.cat([p.detach().flatten() for p in linear.parameters()])
         torch.testing.assert_close(trained(FedSGD(lr=0.7), rounds), centralised, rtol=0, atol=1e-6)
 
@@ -131,7 +132,7 @@ def test_every_upload_is_noted_as_one_without_noise(system: System, trained: Cal
     assert certificate.observers["server"].epsilon is None
 
 
-def state_of(system: System) -> object:
+def state_of(system: System) -> Any:
     return system.begin(Problem(SIZES, 18, Schedule(system.cohorts(3), Streams(0))), torch.zeros(18), Feedback())
 
 

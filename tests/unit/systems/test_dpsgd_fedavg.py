@@ -223,7 +223,7 @@ def test_all_records_in_every_step_are_priced_as_plain_noise() -> None:
 @each(("field", "value"), [("server_momentum", 1.0), ("averaged", -0.1), ("averaged", 1.0)])
 def test_parts_are_parts(field: str, value: float) -> None:
     with pytest.raises(BadInput, match=f"{field} must be at least 0 and below 1"):
-        DPSGDFedAvg(**{field: value})  # type: ignore[arg-type]
+        DPSGDFedAvg(**{field: value})
 
 
 def test_such_a_system_is_not_repeated_as_one_program() -> None:

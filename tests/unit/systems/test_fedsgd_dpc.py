@@ -13,19 +13,20 @@ from dpfl.orders import Full, Gaussian, Laplace, Order, Poisson, RecordClip
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
-from dpfl.systems import FedSGDDPC, Feedback, Problem, State
+from dpfl.systems import FedSGDDPC, Feedback, Problem
+from dpfl.systems.queried import QueriedState
 from grids import each
 
 SIZES = (30, 50, 80, 40, 100, 60)
 N, ALL, DIM = len(SIZES), sum(SIZES), 7
 
 
-def begin(system: FedSGDDPC, sizes: tuple[int, ...] = SIZES, seed: int = 0) -> State:
+def begin(system: FedSGDDPC, sizes: tuple[int, ...] = SIZES, seed: int = 0) -> QueriedState:
     schedule = Schedule(system.cohorts(len(sizes)), Streams(seed))
     return system.begin(Problem(sizes, DIM, schedule), torch.zeros(DIM), Feedback())
 
 
-def rounds_of(system: FedSGDDPC, sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Iterator[tuple[State, dict]]:
+def rounds_of(system: FedSGDDPC, sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Iterator[tuple[QueriedState, dict]]:
     state = begin(system, sizes, seed)
     while state.round < state.rounds:
         yield state, system.orders(state)

@@ -51,7 +51,7 @@ def test_the_noise_falls_linearly_by_the_same_share_at_every_client() -> None:
     for done in range(10):
         stds = [order.noise.std for order in system.orders(replace(state, given=(done, done))).values()]
         for i, n in enumerate((10, 40)):
-            first = 2 * 0.5 * 2.0 / n * math.sqrt(10) / float(mu_of(system.epsilon[i], 1e-4))
+            first = 2 * 0.5 * 2.0 / n * math.sqrt(10) / float(mu_of(system.epsilon[i], 1e-4))  # type: ignore[index]
             assert stds[i] == pytest.approx(first * (1 - 0.06 * done), rel=1e-6)
 
 
@@ -80,7 +80,7 @@ def test_it_ends_by_itself_when_no_budget_pays_for_another_round(fall: float) ->
         assert line.replies == expected
         assert line.server_epsilon <= granted
         bound, worth = 2 * 2.0 / n, float(mu_of(granted, 1e-4)) ** 2
-        spent = sum((bound / orders[line.client].noise.std) ** 2 for orders in paid)
+        spent = sum((bound / orders[line.client].noise.std) ** 2 for orders in paid)  # type: ignore[misc]
         assert spent <= worth < spent + worth * shares[expected]  # not one more round
 
 

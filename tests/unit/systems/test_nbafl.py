@@ -15,16 +15,17 @@ from dpfl.orders import Full, Gaussian, ModelClip, RecordClip
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
-from dpfl.systems import Feedback, NbAFL, Problem, State
+from dpfl.systems import Feedback, NbAFL, Problem
+from dpfl.systems.nbafl import NbAFLState
 from grids import each
 
 
-def begin(system: NbAFL, sizes: tuple[int, ...], seed: int = 0) -> State:
+def begin(system: NbAFL, sizes: tuple[int, ...], seed: int = 0) -> NbAFLState:
     schedule = Schedule(system.cohorts(len(sizes)), Streams(seed))
     return system.begin(Problem(sizes, 3, schedule), torch.zeros(3), Feedback())
 
 
-def rounds_of(system: NbAFL, sizes: tuple[int, ...], seed: int = 0) -> Iterator[State]:
+def rounds_of(system: NbAFL, sizes: tuple[int, ...], seed: int = 0) -> Iterator[NbAFLState]:
     state = begin(system, sizes, seed)
     while state.round < state.rounds:
         yield state

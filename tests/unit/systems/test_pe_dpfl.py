@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +16,10 @@ from dpfl.privacy.gaussian_dp import mu_of
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
 from dpfl.systems import PEDPFL, UDP, Feedback, Problem
-from dpfl.systems.pe_dpfl import PEDPFLState
 from grids import each
 
 
-def begin(system: PEDPFL | UDP, sizes: tuple[int, ...], seed: int = 0) -> PEDPFLState:
+def begin(system: PEDPFL | UDP, sizes: tuple[int, ...], seed: int = 0) -> Any:
     problem = Problem(sizes, 3, Schedule(system.cohorts(len(sizes)), Streams(seed)))
     return system.begin(problem, torch.zeros(3), Feedback())
 

@@ -14,16 +14,17 @@ from dpfl.privacy.budget import Budget
 from dpfl.privacy.certificate import certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
-from dpfl.systems import UDP, Feedback, Problem, State
+from dpfl.systems import UDP, Feedback, Problem
+from dpfl.systems.udp import UDPState
 from grids import each
 
 
-def begin(system: UDP, sizes: tuple[int, ...], seed: int = 0) -> State:
+def begin(system: UDP, sizes: tuple[int, ...], seed: int = 0) -> UDPState:
     schedule = Schedule(system.cohorts(len(sizes)), Streams(seed))
     return system.begin(Problem(sizes, 3, schedule), torch.zeros(3), Feedback())
 
 
-def all_orders(system: UDP, state: State) -> Iterator[dict[int, Order]]:
+def all_orders(system: UDP, state: UDPState) -> Iterator[dict[int, Order]]:
     """Yield the orders of every round, as the round loop would ask for them."""
     while state.round < state.rounds:
         yield system.orders(state)
