@@ -322,9 +322,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("args", "sentence"), REFUSED, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
-)
+@each(("args", "sentence"), REFUSED, ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
 def test_bad_input_ends_in_one_sentence_and_leaves_nothing(args: tuple[str, ...], sentence: str, folder: Path) -> None:
     done = dpfl("plan", *args, *FEW, "--json", cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
