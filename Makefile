@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-claims results tables lint types unit format clean
+.PHONY: demo test test-claims results tables lint types unit format lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dpfl run udp --data digits --clients 20 --epsilon 8 --delta 1e-3 --seed 1 --out runs/demo --force
@@ -32,7 +32,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov --cov-report term-missing:skip-covered
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format src tests benchmarks examples
@@ -45,9 +45,18 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
-$(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed
-	$(BIN)/pip install --quiet --editable ".[dev]"
-	touch $@
+$(VENV)/.installed-dev: pyproject.toml requirements-dev.lock | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --requirement requirements-dev.lock
+	$(BIN)/pip install --quiet --no-deps --editable .
+	$(BIN)/pip check
+	touch $@ $(VENV)/.installed
+
+# The newest versions that go together. What a machine adds to a version (torch's +cpu) is that machine's choice.
+lock:
+	rm -rf build/lock && $(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --quiet ".[dev]"
+	echo '# What `make test` runs with; written by `make lock`.' > requirements-dev.lock
+	build/lock/bin/pip freeze --all --exclude pip --exclude dpfl | sed 's/+.*//' >> requirements-dev.lock
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,7 +7,8 @@ enters through B̂ = q·min n_i: its noise, σ²C²d/B̂², drowns everything el
 import statistics
 
 import pytest
-from trainings import Outcomes, Training, clearly_less, outcomes
+
+from claims.trainings import Outcomes, Training, clearly_less, outcomes
 
 
 def ali(*, clip: float = 0.5, epsilon: float = 2.0, smallest: int = 1500) -> Training:

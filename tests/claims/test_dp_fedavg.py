@@ -4,7 +4,7 @@ As in the paper: linear regression with 11 parameters, Laplace noise, C = 150, 1
 a round. With 1,000 clients instead of 5,000, and so √5 times the noise, its ε = 1 is our 2.2.
 """
 
-from trainings import Training, clearly_less, outcomes
+from claims.trainings import Training, clearly_less, outcomes
 
 
 def dp_fedavg(epsilon: float, local_steps: int) -> Training:

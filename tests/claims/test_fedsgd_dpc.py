@@ -6,8 +6,8 @@ the number: the loss there is within 15 % of the least on the grid, which lies i
 """
 
 import pytest
-from trainings import Outcomes, Training, clearly_less, mean, outcomes
 
+from claims.trainings import Outcomes, Training, clearly_less, mean, outcomes
 from dpfl.planning import fedsgd_dpc
 
 GRIDS = {1.0: (2, 8, 32), 5.0: (5, 20, 40, 80), 10.0: (10, 42, 84, 168)}

@@ -6,7 +6,8 @@ the claims need is noise that matters: σ_U = cL·2C/(mε) is 0.24 at ε = 50, b
 """
 
 import pytest
-from trainings import Outcomes, Training, clearly_less, outcomes
+
+from claims.trainings import Outcomes, Training, clearly_less, outcomes
 
 
 def nbafl(epsilon: float, clients: int) -> Training:

@@ -4,7 +4,8 @@ The MLP is the paper's; CRD's controller is watched on softmax regression, whose
 """
 
 import pytest
-from trainings import Outcomes, Training, clearly_less, mean, outcomes
+
+from claims.trainings import Outcomes, Training, clearly_less, mean, outcomes
 
 SHARING = {"clients": 50, "sizes": 800}
 TOO_LARGE, WELL_TUNED = 8.0, 2.0  # learning rates, for a softmax regression at ε = 4 over 150 rounds

@@ -6,12 +6,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 import dpfl
 from dpfl.privacy import paper_formulas
+from grids import each
 
 ROOT = Path(dpfl.__file__).parent
 SOURCES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in ROOT.rglob("*.py")}
@@ -58,10 +58,15 @@ def room(module: str) -> str:
     return module.split("/")[0]
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imported(path: Path) -> set[str]:
     """Return the rooms of dpfl that a file imports, wherever in the file it does."""
     rooms = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -72,7 +77,7 @@ def imported(path: Path) -> set[str]:
     return rooms - {"__version__"}
 
 
-@pytest.mark.parametrize("module", sorted(SOURCES.keys() - {"__init__"}))
+@each("module", sorted(SOURCES.keys() - {"__init__"}))
 def test_imports_point_one_way(module: str) -> None:
     here = room(module)
     assert here in FLOORS, f"give {here} a floor"
@@ -80,7 +85,7 @@ def test_imports_point_one_way(module: str) -> None:
         assert FLOORS[other] < FLOORS[here], f"{module} imports {other}, which stands above or beside it"
 
 
-@pytest.mark.parametrize("module", sorted(module for module in SOURCES if room(module) == "report"))
+@each("module", sorted(module for module in SOURCES if room(module) == "report"))
 def test_reports_import_nothing_that_computes(module: str) -> None:
     assert imported(SOURCES[module]) <= {"errors", "rounding", "run_folder", "report"}
 
@@ -96,22 +101,23 @@ def test_the_privacy_room_computes_and_leaves_the_layout_to_reports() -> None:
 
 def test_systems_never_touch_records_and_clients_know_no_system() -> None:
     for module in SOURCES:
-        names = {node.id for node in ast.walk(ast.parse(SOURCES[module].read_text())) if isinstance(node, ast.Name)}
+        names = {node.id for node in ast.walk(tree(SOURCES[module])) if isinstance(node, ast.Name)}
         if room(module) == "systems":
             assert "Records" not in names
         if room(module) == "clients":
             assert "systems" not in imported(SOURCES[module])
 
 
+@cache
 def calls(path: Path) -> list[str]:
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Call):
             found.append(ast.unparse(node.func))
     return found
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "home"),
     [
         ("Charged", "privacy/ledger"),  # no receipt, no upload
@@ -134,10 +140,11 @@ FORMULAS = sorted(
 )
 
 
+@cache
 def words(path: Path) -> set[str]:
     """Return every name that a file uses, imports (under any other name too) or reaches through a module."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Name):
             found.add(node.id)
         elif isinstance(node, ast.Attribute):
@@ -153,7 +160,7 @@ def test_there_are_formulas_to_watch() -> None:
     )
 
 
-@pytest.mark.parametrize("formula", FORMULAS)
+@each("formula", FORMULAS)
 def test_a_papers_noise_serves_its_own_paper_only(formula: str) -> None:
     users = {module for module, path in SOURCES.items() if formula in words(path)} - {"privacy/paper_formulas"}
     (home,) = (home for home in ("udp", "nbafl", "dp_fedavg", "fedsgd_dpc") if formula.startswith(f"{home}_"))
@@ -181,18 +188,14 @@ def test_the_accounting_library_is_loaded_in_one_place_and_only_when_it_is_asked
     # Training with plain Gaussian noise works on machines without it.
     users = {}
     for module, path in SOURCES.items():
-        tree = ast.parse(path.read_text())
-        users[module] = [node for package, node in imports(tree) if package == "dp_accounting"]
-        assert not set(users[module]) & set(runs_on_import(tree)), f"{module} loads dp-accounting when it is imported"
+        whole = tree(path)
+        users[module] = [node for package, node in imports(whole) if package == "dp_accounting"]
+        assert not set(users[module]) & set(runs_on_import(whole)), f"{module} loads dp-accounting when it is imported"
     assert [module for module, nodes in users.items() if nodes] == ["privacy/accounting"]
 
 
 def test_the_database_is_known_to_the_books_only() -> None:
-    users = [
-        module
-        for module, path in SOURCES.items()
-        if "sqlite3" in {package for package, _ in imports(ast.parse(path.read_text()))}
-    ]
+    users = [module for module, path in SOURCES.items() if "sqlite3" in {package for package, _ in imports(tree(path))}]
     assert users == ["privacy/books"]
 
 

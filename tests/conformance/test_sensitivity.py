@@ -13,10 +13,10 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from asking import request, sum_of, uploads_of
-from coins import Coins, CoinsOf, TakesAll
 from torch import Tensor, nn
 
+from conformance.asking import request, sum_of, uploads_of
+from conformance.coins import Coins, CoinsOf, TakesAll
 from dpfl.clients import reference
 from dpfl.clients.stacked import StackedClients
 from dpfl.clients.uploads import Separate
@@ -27,6 +27,7 @@ from dpfl.gradients.layered import Layered
 from dpfl.models import Model
 from dpfl.orders import ClientClip, Full, ModelClip, Order, Poisson, RecordClip, sensitivity
 from dpfl.privacy.ledger import Charged
+from grids import each
 
 RECORDS = 12
 CLIP = 0.7
@@ -71,7 +72,7 @@ COMPANY = records([[0.5, -0.3, 0.2], [1.5, 0.4, -2.0], [-0.1, 0.0, 0.3]])  # few
 def by_reference(order: Order, data: Records, broadcast: Tensor, coins: Callable[[], object]) -> Tensor:
     return reference.perform(
         Charged(order, RECORDS), known_puppet()[0], broadcast, data,
-        batches=coins(), noise=np.random.default_rng(0),  # type: ignore[arg-type]
+        batches=coins(), noise=np.random.default_rng(0),
     )  # fmt: skip
 
 
@@ -138,7 +139,7 @@ def orders() -> Iterator[Order]:
         # One step tells all: given what earlier steps released, both runs stand at the same model in each.
         yield Order(steps=1, learning_rate=0.5, batch=batch, clip=bound, noise_on="step")
     for norm, (steps, rate) in itertools.product((1, 2), schedules):
-        yield Order(steps=steps, learning_rate=rate, clip=ModelClip(CLIP, norm), proximal=0.8)  # type: ignore[arg-type]
+        yield Order(steps=steps, learning_rate=rate, clip=ModelClip(CLIP, norm), proximal=0.8)
 
 
 RELATIONS = list(itertools.product(("record", "client"), ("replace", "add-remove")))
@@ -176,7 +177,7 @@ def worst_case(order: Order, unit: str, neighbours: str) -> tuple[tuple[Records,
 
 
 @each_client
-@pytest.mark.parametrize(("order", "unit", "neighbours"), CASES, ids=label)
+@each(("order", "unit", "neighbours"), CASES, ids=label)
 def test_the_worst_case_comes_within_one_percent_and_not_beyond(
     order: Order, unit: str, neighbours: str, performs: Performs
 ) -> None:
@@ -186,7 +187,7 @@ def test_the_worst_case_comes_within_one_percent_and_not_beyond(
 
 
 @each_client
-@pytest.mark.parametrize(("order", "unit", "neighbours"), CASES, ids=label)
+@each(("order", "unit", "neighbours"), CASES, ids=label)
 def test_random_data_never_exceeds_the_bound(order: Order, unit: str, neighbours: str, performs: Performs) -> None:
     bound = derived(order, unit, neighbours)
     for seed in range(6 if performs is by_reference else 2):
@@ -202,13 +203,13 @@ def test_random_data_never_exceeds_the_bound(order: Order, unit: str, neighbours
         else:  # the last record (or all of them) is missing from the second
             pair = records(common + draw(count)), records(common)
         start = torch.from_numpy(rng.normal(size=2) * (seed % 2))
-        measured = distance(order, pair, start, lambda seed=seed: Coins(seed), performs)
+        measured = distance(order, pair, start, lambda seed=seed: Coins(seed), performs)  # type: ignore[misc]
         assert measured <= bound * ROUNDING
 
 
 @each_client
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf"), 1e308, 1e11, 1e160])
-@pytest.mark.parametrize("kind", [RecordClip, ClientClip, ModelClip])
+@each("poison", [float("nan"), float("inf"), -float("inf"), 1e308, 1e11, 1e160])
+@each("kind", [RecordClip, ClientClip, ModelClip])
 def test_a_broken_record_cannot_break_the_bound(kind: type, poison: float, performs: Performs) -> None:
     order = Order(steps=1, learning_rate=0.5, clip=kind(CLIP))
     healthy = [[0.3, -0.2, 0.1]] * (RECORDS - 1)
@@ -278,7 +279,7 @@ right_sums = Layered.sums
 
 
 @each_client
-@pytest.mark.parametrize(
+@each(
     ("wrong", "wrong_layers", "batch", "rows"),
     [
         (

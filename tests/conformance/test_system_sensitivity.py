@@ -21,10 +21,10 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 import torch
-from asking import sum_of, uploads_of
-from coins import Coins, CoinsOf, TakesAll
 from torch import Tensor, nn
 
+from conformance.asking import sum_of, uploads_of
+from conformance.coins import Coins, CoinsOf, TakesAll
 from dpfl.clients import local_steps, reference
 from dpfl.clients.stacked import StackedClients
 from dpfl.federation import Records, Schedule
@@ -37,6 +37,7 @@ from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams
 from dpfl.systems import SYSTEMS, Feedback, PrivateSystem, Problem, questions_in
 from dpfl.systems.udp import UDP
+from grids import each
 
 SIZES = (7, 12)
 ROUNDING = 1 + 1e-9
@@ -308,8 +309,8 @@ def test_every_private_system_and_every_kind_of_order_is_here() -> None:
 WAYS: list[dict[str, Any]] = [{"performs": by_reference, "vectorised": False}, *({"performs": one} for one in CLIENTS)]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["one by one", "reference", "stacked", "sum"])
-@pytest.mark.parametrize("case", cases(), ids=str)
+@each("way", WAYS, ids=["one by one", "reference", "stacked", "sum"])
+@each("case", cases, ids=str)
 def test_the_worst_case_comes_within_one_percent_and_not_beyond(case: Case, way: dict[str, Any]) -> None:
     # A pull so strong that it throws clients over to the other side (ημ > 1) is bounded as if all else went that way.
     near = NEAR if max(case.order.learning_rates) * case.order.proximal < 1 else 0.9
@@ -322,7 +323,7 @@ def one_step_decides(case: Case) -> bool:
 
 
 @each_client
-@pytest.mark.parametrize("case", cases(), ids=str)
+@each("case", cases, ids=str)
 def test_a_linear_layer_never_moves_further_and_comes_near_where_it_can(
     case: Case, performs: Callable[..., Tensor]
 ) -> None:
@@ -334,7 +335,7 @@ def test_a_linear_layer_never_moves_further_and_comes_near_where_it_can(
 
 
 @each_client
-@pytest.mark.parametrize("case", cases(), ids=str)
+@each("case", cases, ids=str)
 def test_random_data_never_exceeds_the_bound(case: Case, performs: Callable[..., Tensor]) -> None:
     for seed, make in itertools.product(range(3), [linear, puppet]):
         start = torch.from_numpy(np.random.default_rng(seed).normal(size=DIM) * (seed % 2))
@@ -348,7 +349,7 @@ def in_single_precision() -> Model:
 
 
 @each_client
-@pytest.mark.parametrize("case", [case for case in cases() if "calibration" in case.title], ids=str)
+@each("case", lambda: [case for case in cases() if "calibration" in case.title], ids=str)
 def test_single_precision_stays_within_a_hundred_thousandth(case: Case, performs: Callable[..., Tensor]) -> None:
     def halved(data: Records) -> Records:
         return Records(data.x.float(), data.y.float())
@@ -363,12 +364,12 @@ def test_single_precision_stays_within_a_hundred_thousandth(case: Case, performs
 
 def clips_otherwise(monkeypatch: pytest.MonkeyPatch, otherwise: Callable[[Any, int], tuple[Any, int]]) -> None:
     """Let every client clip to another bound, or in another norm."""
-    right_sum, right_clip = reference.sum_of_clipped, reference.clip
-    right_rows, right_layers = local_steps.clip_rows, Layered.sums
+    right_sum, right_clip = reference.sum_of_clipped, reference.clip  # type: ignore[attr-defined]
+    right_rows, right_layers = local_steps.clip_rows, Layered.sums  # type: ignore[attr-defined]
 
     def layers(
         self: Layered, weights: Tensor, x: Tensor, y: Tensor, counts: Any, bound: Any, *how: Any, **options: Any
-    ):
+    ) -> Any:
         return right_layers(self, weights, x, y, counts, bound and otherwise(*bound), *how, **options)
 
     monkeypatch.setattr(reference, "sum_of_clipped", lambda blocks, *bound: right_sum(blocks, *otherwise(*bound)))
@@ -378,7 +379,7 @@ def clips_otherwise(monkeypatch: pytest.MonkeyPatch, otherwise: Callable[[Any, i
 
 
 @each_client
-@pytest.mark.parametrize("case", cases(), ids=str)
+@each("case", cases, ids=str)
 def test_a_client_that_clips_twice_as_generously_is_caught(
     case: Case, performs: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,7 +394,7 @@ def test_a_client_that_clips_twice_as_generously_is_caught(
 
 
 @each_client
-@pytest.mark.parametrize("case", [case for case in cases() if case.norm == 1], ids=str)
+@each("case", lambda: [case for case in cases() if case.norm == 1], ids=str)
 def test_a_clip_in_the_wrong_norm_is_caught(
     case: Case, performs: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,7 +405,7 @@ def test_a_clip_in_the_wrong_norm_is_caught(
 
 
 @each_client
-@pytest.mark.parametrize("case", [case for case in cases() if isinstance(case.order.batch, Poisson)], ids=str)
+@each("case", lambda: [case for case in cases() if isinstance(case.order.batch, Poisson)], ids=str)
 def test_a_client_that_divides_by_the_realised_batch_is_caught(
     case: Case, performs: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:

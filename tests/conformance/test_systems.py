@@ -41,6 +41,7 @@ from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.gaussian_dp import epsilon_of
 from dpfl.streams import Streams
 from dpfl.systems import SYSTEMS, UDP, PrivateSystem, System, dpsgd
+from grids import each
 
 SIZES = (24, 33, 47)
 EPSILON, DELTA = (2.0, 4.0, 7.0), (1e-3, 1e-4, 1e-2)
@@ -127,7 +128,7 @@ PRIVATE = [case for case in CASES if isinstance(case.system, PrivateSystem)]
 TIGHT = [case for case in PRIVATE if case.promise.calibration == "tight"]
 PAPER = [case for case in PRIVATE if case.promise.calibration == "paper"]
 PLAIN = [case for case in CASES if dict(case.options).keys() <= {"calibration"}]  # each system as it comes
-over = pytest.mark.parametrize
+over = each
 
 
 def test_the_variants_are_of_systems_that_exist() -> None:
@@ -291,15 +292,15 @@ def train(
                 clients=stacked(spy(seen, path, promise)),
                 on_round=None if on_round is None else lambda metrics: on_round(metrics, path),
             )  # fmt: skip
-        with closing(sqlite3.connect(path)) as books:
+        with closing(sqlite3.connect(path)) as file:
             query = "SELECT round, client, weight FROM aggregates JOIN charges ON id = charge ORDER BY round, client"
-            seen.booked = books.execute(query).fetchall()
-            seen.sent = books.execute("SELECT round, noise_std FROM broadcasts ORDER BY round").fetchall()
+            seen.booked = file.execute(query).fetchall()
+            seen.sent = file.execute("SELECT round, noise_std FROM broadcasts ORDER BY round").fetchall()
     seen.model = torch.cat([parameter.detach().flatten() for parameter in run.model.parameters()])
     return run, seen
 
 
-right_aggregate, right_noise = round_module.aggregate, round_module.add_noise
+right_aggregate, right_noise = round_module.aggregate, round_module.add_noise  # type: ignore[attr-defined]
 
 
 @cache
@@ -338,7 +339,7 @@ def price_of_models(case: Case, seen: Seen, client: int) -> float:
     for orders, weights, downlink in zip(seen.performed, seen.weights, seen.downlink, strict=True):
         if client in orders:
             assert all(order.noise_on == "upload" for order in orders.values())
-            variance = sum((weights[one] * orders[one].noise.std) ** 2 for one in orders) + downlink**2
+            variance = sum((weights[one] * orders[one].noise.std) ** 2 for one in orders) + downlink**2  # type: ignore[misc]
             bound = sensitivity(
                 orders[client], records=SIZES[client], unit=promise.unit, neighbours=promise.neighbours, norm=2
             )
@@ -659,9 +660,9 @@ def test_the_others_keep_their_promise_when_a_client_stops(case: Case) -> None:
 @over(
     "system",
     [
-        SYSTEMS["ali-dpfl"](**FEW, epsilon=(0.9, 2.5, 7.0), delta=1e-3),
-        SYSTEMS["dpsgd-fedavg"](**FEW, epsilon=(0.9, 2.5, 7.0), delta=1e-3),
-        SYSTEMS["dpsgd-fedavg"](**FEW, epsilon=(0.9, 2.5, 7.0), delta=1e-3, calibration="paper"),
+        SYSTEMS["ali-dpfl"](**FEW, epsilon=(0.9, 2.5, 7.0), delta=1e-3),  # type: ignore[call-arg]
+        SYSTEMS["dpsgd-fedavg"](**FEW, epsilon=(0.9, 2.5, 7.0), delta=1e-3),  # type: ignore[call-arg]
+        SYSTEMS["dpsgd-fedavg"](**FEW, epsilon=(0.9, 2.5, 7.0), delta=1e-3, calibration="paper"),  # type: ignore[call-arg]
     ],
     ids=lambda system: f"{system.name}-{system.calibration}",
 )
@@ -681,8 +682,8 @@ def test_a_client_that_cannot_pay_for_the_given_noise_is_not_asked(system: Syste
     "system",
     [
         UDP(rounds=6, cohort=1, scheduling="round-robin", epsilon=EPSILON, delta=DELTA),
-        SYSTEMS["fedsgd-dpc"](rounds=6, cohort=1, epsilon=EPSILON, delta=DELTA),
-        SYSTEMS["dp-fedavg"](rounds=6, cohort=1, epsilon=EPSILON, delta=DELTA),
+        SYSTEMS["fedsgd-dpc"](rounds=6, cohort=1, epsilon=EPSILON, delta=DELTA),  # type: ignore[call-arg]
+        SYSTEMS["dp-fedavg"](rounds=6, cohort=1, epsilon=EPSILON, delta=DELTA),  # type: ignore[call-arg]
     ],
     ids=lambda system: system.name,
 )
@@ -694,7 +695,7 @@ def test_clients_in_turn_go_on_when_it_was_the_turn_of_one_that_cannot_pay(syste
 def test_until_spent_means_until_nobody_can_pay() -> None:
     # Client 1 has one turn, the third, with less noise than that one turn needs: it is refused. The other two had one
     # of their turns by then, and can pay for more.
-    system = SYSTEMS["lei"](rounds=8, cohort=1, epsilon=EPSILON, delta=DELTA)
+    system = SYSTEMS["lei"](rounds=8, cohort=1, epsilon=EPSILON, delta=DELTA)  # type: ignore[call-arg]
     schedule = Schedule(system.cohorts(3), Streams(73).public)
     turns = [schedule.cohort(round)[0] for round in range(1, 9)]
     assert turns.index(1) == 2

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import dp_accounting
 import dp_accounting.pld
 import pytest
-from command_line import dpfl
+
+from e2e.command_line import dpfl
+from grids import each
 
 SAMPLED = ("--sampling-rate", ".015", "--delta", "1e-5")  # the setting of ALI-DPFL, with --noise-multiplier 1.1
 
@@ -308,8 +310,8 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("as_json", [(), ("--json",)], ids=["words", "json"])
-@pytest.mark.parametrize(("args", "words"), BAD.values(), ids=BAD.keys())
+@each("as_json", [(), ("--json",)], ids=["words", "json"])
+@each(("args", "words"), BAD.values(), ids=BAD.keys())
 def test_bad_input_is_one_sentence(
     args: tuple[str, ...], words: list[str], as_json: tuple[str, ...], account: Account
 ) -> None:

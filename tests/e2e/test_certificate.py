@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import dpfl
 
 from dpfl import run_folder
+from e2e.command_line import dpfl
+from grids import each
 
 KINDS = {
     "tight": ["udp", "--epsilon", "8", "--delta", "1e-3"],
@@ -44,7 +45,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_the_ledger_tells_what_the_run_told(kind: str, finished: dict[str, tuple[Path, dict[str, Any]]]) -> None:
     folder, certificate = finished[kind]
     before = contents(folder)
@@ -223,7 +224,7 @@ def test_what_cannot_be_read_is_named_and_left_as_it_is(
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("name", ["nowhere", "thesis", "thesis/chapter.tex"])
+@each("name", ["nowhere", "thesis", "thesis/chapter.tex"])
 def test_a_folder_that_is_no_run_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/chapter.tex").write_text("years of work")

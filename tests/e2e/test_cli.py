@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import Done, dpfl, started
 from safetensors.torch import load_file
 
 from dpfl.cli import main
@@ -20,6 +19,8 @@ from dpfl.options import option_names
 from dpfl.orders import sensitivity
 from dpfl.settings import Settings
 from dpfl.systems import SYSTEMS, udp
+from e2e.command_line import Done, dpfl, started
+from grids import each
 
 QUICK = ["--clients", "5", "--rounds", "3"]
 
@@ -83,7 +84,7 @@ def test_the_run_folder_is_complete(tmp_path: Path) -> None:
     assert tomllib.loads((folder / "config.toml").read_text())["seed"] == 7
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         ["udp", "--cohort", "3", "--partition", "dirichlet:1.0"],
@@ -165,14 +166,14 @@ def test_a_sound_promise_is_not_cautioned(tmp_path: Path) -> None:
     assert "dpfl:" not in done.stderr
 
 
-@pytest.mark.parametrize("command", [["run"], ["certificate"], ["report"], ["account"], ["ledger"], []])
+@each("command", [["run"], ["certificate"], ["report"], ["account"], ["ledger"], []])
 def test_help_is_worth_reading(command: list[str], tmp_path: Path) -> None:
     done = dpfl(*command, "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "dpfl run" in done.stdout or f"dpfl {command[0]}" in done.stdout  # an example to copy
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "options"),
     [
         ("account", ["--noise-multiplier", "--steps", "--epsilon", "--delta", "--sampling-rate", "--mechanism"]),
@@ -215,7 +216,7 @@ def refused(
         printed = capsys.readouterr()
         assert printed.out == ""
         (sentence,) = printed.err.splitlines()
-        return end.value.code, sentence
+        return end.value.code, sentence  # type: ignore[return-value]
 
     return call
 

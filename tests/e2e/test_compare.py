@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from command_line import dpfl
+from e2e.command_line import dpfl
 
 FEW = ("--clients", "3", "--set", "rounds=2", "--set", "share=0.3")
 

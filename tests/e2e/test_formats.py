@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import dpfl
 
 from dpfl import run_folder
+from e2e.command_line import dpfl
 
 KEPT = Path(__file__).parents[1] / "data" / "formats" / "0.1"
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import Done, dpfl
 
 from dpfl import training
 from dpfl.federation import Federation
 from dpfl.planning import Constants, by_bound
+from e2e.command_line import Done, dpfl
+from grids import each
 
 PROMISED = {"rounds", "local_steps", "cohort", "bound", "curve", "constants", "why"}
 FEW = ("--clients", "4", "--set", "share=0.3", "--seed", "3")
@@ -321,9 +322,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("args", "sentence"), REFUSED, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
-)
+@each(("args", "sentence"), REFUSED, ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
 def test_bad_input_ends_in_one_sentence_and_leaves_nothing(args: tuple[str, ...], sentence: str, folder: Path) -> None:
     done = dpfl("plan", *args, *FEW, "--json", cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
@@ -353,7 +352,7 @@ def test_an_existing_folder_is_refused(folder: Path) -> None:
     assert run.returncode == 2
 
 
-@pytest.mark.parametrize(
+@each(
     ("args", "sentence"),
     [
         (("udp", "--method", "pilot"), "method must come with --plan, was 'pilot' without it"),

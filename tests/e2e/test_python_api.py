@@ -4,7 +4,7 @@ import json
 import math
 import re
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
@@ -23,6 +23,7 @@ from dpfl.orders import Gaussian, Order, RecordClip
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.gaussian_dp import epsilon_of, mu_of
 from dpfl.systems import SYSTEMS, State, System
+from grids import each
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -50,8 +51,8 @@ class Small(nn.Module):
         return self.body(x)
 
 
-@pytest.mark.parametrize("loss", [functional.cross_entropy, nn.CrossEntropyLoss(reduction="none")])
-@pytest.mark.parametrize("wrap", [tuple, lambda pair: TensorDataset(*map(torch.as_tensor, pair))])
+@each("loss", [functional.cross_entropy, nn.CrossEntropyLoss(reduction="none")])
+@each("wrap", [tuple, lambda pair: TensorDataset(*map(torch.as_tensor, pair))])
 def test_your_own_data_module_and_loss(wrap: Callable, loss: Callable, tmp_path: Path) -> None:
     own = dpfl.federate(wrap(blobs()), clients=6, seed=1)
     module = Small()
@@ -123,7 +124,7 @@ class Spendthrift(System[State]):
     lr: float = 1.0
     granted: tuple[float, ...] = (1.0, 1.0, 1.0)
 
-    def promise(self, clients: int) -> Promise:
+    def promise(self, sizes: Sequence[int]) -> Promise:
         budgets = tuple(Budget(epsilon, 1e-3) for epsilon in self.granted)
         return Promise(budgets=budgets, unit="record", neighbours="replace", calibration="tight")
 
@@ -179,14 +180,13 @@ def test_evaluating_less_often_changes_only_what_is_looked_at() -> None:
     for system in (dpfl.UDP(rounds=5), watching, dpfl.ALIDPFL(rounds=5)):
         often, seldom = (dpfl.train(system, digits, seed=1, evaluate_every=every) for every in (1, 2))
         assert seldom.loss == often.loss
+        lines, fewer = ([dict(line) for line in run.history] for run in (often, seldom))
         for key, looked in (("loss", False), ("validation_loss", "public loss" in system.needs)):
-            wanted = [
-                line[key] if looked or not skip else None for line, skip in zip(often.history, skipped, strict=True)
-            ]
-            assert [line[key] for line in seldom.history] == wanted
+            wanted = [line[key] if looked or not skip else None for line, skip in zip(lines, skipped, strict=True)]
+            assert [line[key] for line in fewer] == wanted
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "words"),
     [
         (lambda: dpfl.federate((np.full((30, 2), np.nan), np.zeros(30)), clients=2), "NaN"),
@@ -205,7 +205,7 @@ def test_bad_input_from_python(make: Callable[[], object], words: str, tmp_path:
 
 
 def train_own(model: object, *, loss: object = functional.cross_entropy, **options: object) -> object:
-    return dpfl.train(dpfl.UDP(), dpfl.federate(blobs(), clients=3, seed=1), model, loss=loss, **options)  # type: ignore[arg-type]
+    return dpfl.train(dpfl.UDP(), dpfl.federate(blobs(), clients=3, seed=1), model, loss=loss, **options)
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

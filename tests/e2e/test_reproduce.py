@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import dpfl, started
+
+from e2e.command_line import dpfl, started
+from grids import each
 
 MINE = """
 title = "rounds on digits"
@@ -77,7 +79,7 @@ def test_the_list_shows_what_each_would_cost(tmp_path: Path) -> None:
     assert all(one["seconds"] > 0 and one["cells"] > 0 for one in listed["experiments"])
 
 
-@pytest.mark.parametrize(
+@each(
     ("args", "says"),
     [
         (("nbafl-fig-22",), "name must be one of"),
@@ -111,12 +113,13 @@ def _runs(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to see which processes there are")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@each("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_however_a_sweep_ends_its_cells_are_kept_and_its_processes_gone(tmp_path: Path, how: signal.Signals) -> None:
     slow = MINE.replace("column = 6", "column = 100000").replace("rounds = 6", "rounds = 100000")
+    slow = slow.replace('{ label = "8", epsilon = 8.0 }, ', "").replace("[40.0, nan], ", "")  # a short and a long cell
     (tmp_path / "mine.toml").write_text(slow, encoding="utf-8")
     cells = tmp_path / "r" / "cells" / "mine.jsonl"
-    with started("reproduce", "mine.toml", "--processes", "4", "--out", "r", cwd=tmp_path) as process:
+    with started("reproduce", "mine.toml", "--processes", "2", "--out", "r", cwd=tmp_path) as process:
         until = time.monotonic() + 120
         while not cells.exists() and process.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
@@ -126,7 +129,7 @@ def test_however_a_sweep_ends_its_cells_are_kept_and_its_processes_gone(tmp_path
     if how is signal.SIGINT:
         assert process.returncode == 130
         assert "cells are kept, the same command goes on with the rest" in said
-    assert len(helpers) >= 4
+    assert len(helpers) >= 2
     until = time.monotonic() + 30
     while any(map(_runs, helpers)):
         assert time.monotonic() < until

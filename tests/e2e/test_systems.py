@@ -8,13 +8,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import pytest
-from command_line import Done, dpfl
-
 import dpfl as library
 from dpfl.config import Settings
 from dpfl.orders import UNPAID
 from dpfl.systems import SYSTEMS, PrivateSystem
+from e2e.command_line import Done, dpfl
+from grids import each
 
 # Small enough that the whole of this file takes seconds; ALI's noise is so small that few steps are afforded.
 QUICK = ["--data", "digits", "--clients", "3", "--rounds", "3", "--seed", "1"]
@@ -42,7 +41,7 @@ def result(done: Done) -> dict[str, Any]:
     return json.loads(document)
 
 
-@pytest.mark.parametrize(("name", "calibration"), ALL)
+@each(("name", "calibration"), ALL)
 def test_a_run_of_every_system(name: str, calibration: str | None, tmp_path: Path) -> None:
     shown = result(dpfl("run", *options(name, calibration), "--out", "r", "--json", cwd=tmp_path))
     assert shown.keys() == {
@@ -91,7 +90,7 @@ def assert_certificate(certificate: dict[str, Any], name: str, calibration: str 
             assert 0 < certificate["observers"][observer]["epsilon"] <= 8.0 * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@each("name", SYSTEMS)
 def test_python_does_what_the_command_line_does(name: str, tmp_path: Path) -> None:
     calibration = next(iter(calibrations(name)), None)
     shown = result(dpfl("run", *options(name, calibration), "--out", "r", "--json", cwd=tmp_path))
@@ -102,7 +101,7 @@ def test_python_does_what_the_command_line_does(name: str, tmp_path: Path) -> No
     assert json.loads(json.dumps(run.certificate.to_dict())) == shown["certificate"]
 
 
-OWN = {
+OWN: dict[str, dict[str, Any]] = {
     "udp": {"discount": 0.5, "least_gain": 5.0, "epsilon": [2.0, 4.0, 8.0], "delta": [1e-3, 1e-4, 1e-5]},
     "nbafl": {"cohort": 2, "exposures": 2, "epsilon": [2.0, 4.0, 8.0], "clipping": "model"},
     "dp-fedavg": {"mechanism": "laplace", "cohort": 2, "local_steps": 2, "lr_gamma": 5.0, "epsilon": [2, 4, 8]},
@@ -114,7 +113,7 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("name", OWN)
+@each("name", OWN)
 def test_a_config_file_means_what_python_means(name: str, tmp_path: Path) -> None:
     table = {"system": name, "data": "digits", "clients": 3, "sizes": [60, 90, 120], "rounds": 3, "seed": 4} | OWN[name]
     (tmp_path / "own.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items()))
@@ -148,7 +147,7 @@ def test_a_newcomers_first_private_training_learns(tmp_path: Path) -> None:
     assert shown["certificate"]["uncounted"] == []
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@each("name", SYSTEMS)
 def test_an_option_that_a_system_does_not_take_is_refused_with_those_it_does(name: str, tmp_path: Path) -> None:
     done = refused("run", *options(name, None), "--set", "budget_of_the_server=1", cwd=tmp_path)
     taken, _, settings = done.partition(f"{name} takes ")[2].partition(", every run takes ")
@@ -210,14 +209,14 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("args", "words"), BAD.values(), ids=BAD.keys())
+@each(("args", "words"), BAD.values(), ids=BAD.keys())
 def test_bad_input_is_one_sentence_and_nothing_is_written(args: list[str], words: list[str], tmp_path: Path) -> None:
     sentence = refused("run", args[0], *QUICK, *args[1:], "--out", "r", "--json", cwd=tmp_path)
     for word in words:
         assert word in sentence
 
 
-@pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "adap-dpfl"])
+@each("name", [name for name in SYSTEMS if name != "adap-dpfl"])
 def test_systems_that_watch_no_loss_need_no_public_data(name: str, tmp_path: Path) -> None:
     calibration = next(iter(calibrations(name)), None)
     args = [*options(name, calibration), "--set", "validation_share=0", "--out", "r", "--json"]

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import known
 import pytest
+
+from golden import known
 
 
 @pytest.fixture(params=[known.reference, known.stacked], ids=lambda make: make.__name__)

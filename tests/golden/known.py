@@ -26,11 +26,11 @@ class Deck:
     """Vectors that are dealt in turn, in the place of noise of size 1, and what is noted of each."""
 
     def __init__(self, vectors: Iterable[np.ndarray], noted: Callable[[Law], Any]) -> None:
-        self.left, self.noted, self.notes = iter(vectors), noted, []  # type: ignore[var-annotated]
+        self.left, self.noted, self.notes = iter(vectors), noted, list[Any]()
 
     def deal(self, law: Law | None, count: int) -> "Dealer":
         for _ in range(count if law is not None else 0):
-            self.notes.append(self.noted(law))  # type: ignore[arg-type]
+            self.notes.append(self.noted(law))
         return Dealer([next(self.left) for _ in range(count if law is not None else 0)])
 
 

@@ -11,22 +11,23 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from asking import session_of
 from dp_accounting.pld import privacy_loss_distribution
-from known import batches_of, records_of, switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import nn
 
+from conformance.asking import session_of
 from dpfl.federation import Records
 from dpfl.models import Model
 from dpfl.round import play
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL
+from golden.known import batches_of, records_of, switch_noise
 
 SEED = 11
 RATE, CLIP, GAMMA = 0.2, 1.5, 3.0  # η, C, Γ
@@ -140,8 +141,8 @@ def walk(case: Case, most: int, rounds: int) -> Walked:
             )
         else:
             mean = (w - after) / (RATE * tau)  # what clients followed on average, noise included
-            mu = math.nan if last_gradient is None else np.linalg.norm(mean - last_gradient) / last_way
-            last_gradient, last_way = mean, np.linalg.norm(after - w)
+            mu = math.nan if last_gradient is None else np.linalg.norm(mean - last_gradient) / last_way  # type: ignore[assignment]
+            last_gradient, last_way = mean, np.linalg.norm(after - w)  # type: ignore[assignment]
         total_steps = min(case.rounds * tau, most)  # T
         batch = case.q * min(SIZES)  # B̂
         spread = case.sigma**2 * CLIP**2 * 3 / batch**2  # σ²C²d/B̂²
@@ -152,7 +153,7 @@ def walk(case: Case, most: int, rounds: int) -> Walked:
         )
         walked.wanted.append(best)
         tau = 1 if case.rounds >= most else held_back(tau if math.isnan(best) else round(best), k + 1)
-        w = after
+        w = after  # type: ignore[assignment]
         walked.models.append(w)
     walked.steps.append(tau)
     return walked
@@ -262,11 +263,11 @@ def test_an_empty_batch_is_noised_like_any_other(clients_of: Callable, known_noi
     )
     uploads = []
 
-    def watched(*args):
+    def watched(*args: Any) -> Any:
         clients = clients_of(*args)
         perform = clients.perform
 
-        def watch(request):
+        def watch(request: Any) -> Any:
             uploads.append(perform(request))
             return uploads[-1]
 

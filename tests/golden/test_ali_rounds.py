@@ -12,6 +12,7 @@ from dpfl.planning import ali_dpfl
 from dpfl.privacy.accounting import Mechanism, most_steps, tight
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.paper_formulas import ali_total_steps
+from grids import each
 
 STEP = Mechanism("gaussian", 1.1, 0.015)
 PAPER = {1.55: 78, 1.75: 174, 2.0: 314, 2.5: 596, 2.75: 770, 3.25: 1119, 3.75: 1537, 5.25: 3007}
@@ -19,13 +20,13 @@ TIGHT = {1.55: 422, 1.75: 545, 2.0: 716, 2.5: 1115, 2.75: 1341, 3.25: 1843, 3.75
 PRINTED = {1.55: 79, 1.75: 177, 2.0: 317, 2.5: 598, 2.75: 775, 3.25: 1123, 3.75: 1585, 5.25: 2990}
 
 
-@pytest.mark.parametrize(("epsilon", "steps"), PAPER.items())
+@each(("epsilon", "steps"), PAPER.items())
 def test_by_the_papers_accounting(epsilon: float, steps: int) -> None:
     assert ali_total_steps(sampling_rate=0.015, noise_multiplier=1.1, epsilon=epsilon, delta=1e-5) == steps
     assert steps == pytest.approx(PRINTED[epsilon], rel=0.031)
 
 
-@pytest.mark.parametrize(("epsilon", "steps"), TIGHT.items())
+@each(("epsilon", "steps"), TIGHT.items())
 def test_by_privacy_loss_distributions(epsilon: float, steps: int) -> None:
     assert most_steps(tight, STEP, Budget(epsilon, 1e-5)) == steps
 

@@ -8,16 +8,16 @@ tolerance: 1e-6 on every weight of the model.
 
 import math
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from asking import session_of
-from known import switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm as normal
 from torch import nn
 
+from conformance.asking import session_of
 from dpfl.federation import Records
 from dpfl.models import Model
 from dpfl.models.architectures import squared_error
@@ -25,6 +25,7 @@ from dpfl.orders import ClientClip, Gaussian, Laplace
 from dpfl.round import play
 from dpfl.streams import Streams
 from dpfl.systems import DPFedAvg
+from golden.known import switch_noise
 
 N, K, R, E = 4, 3, 7, 3  # K·R/N = 5.25: no client can answer that often
 SIZES = (2, 5, 3, 6)
@@ -39,12 +40,12 @@ SCHEDULES = {
 }
 
 
-def federation(sizes=SIZES):
+def federation(sizes: Any = SIZES) -> Any:
     source = np.random.default_rng(5)
     return [(source.normal(size=(n, 2)), source.normal(scale=2, size=n)) for n in sizes]
 
 
-def linear():
+def linear() -> Any:
     """w·x + b with the squared error, in double precision: the order of the weights is w₁, w₂, b."""
     module = nn.Sequential(nn.Linear(2, 1)).double()
     model = Model(module, squared_error)
@@ -52,31 +53,31 @@ def linear():
     return model
 
 
-def gradient(theta, x, y):
+def gradient(theta: Any, x: Any, y: Any) -> Any:
     """Return the mean of 2(w·x + b − y)·(x, 1)."""
     ones = np.column_stack([x, np.ones(len(x))])
     return 2 * (ones @ theta - y) @ ones / len(x)
 
 
-def clipped(g, length):
+def clipped(g: Any, length: Any) -> Any:
     return g / max(1.0, np.linalg.norm(g, ord=length) / CLIP[length])
 
 
-def gaussian_mu(epsilon):
+def gaussian_mu(epsilon: Any) -> Any:
     """Return the μ at which one Gaussian release is exactly (ε, δ): δ = Φ(−ε/μ + μ/2) − e^ε·Φ(−ε/μ − μ/2)."""
 
-    def excess(mu):
+    def excess(mu: Any) -> Any:
         return normal.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * normal.cdf(-epsilon / mu - mu / 2) - DELTA
 
     return brentq(excess, 1e-3, 50, xtol=1e-14)
 
 
-def answers(client):
+def answers(client: Any) -> Any:
     """Count the turns of a client in R rounds: round t asks clients tK, tK + 1, …, tK + K − 1 modulo N."""
     return sum((t * K + place) % N == client for t in range(R) for place in range(K))
 
 
-def noise_size(mechanism, calibration, client, rates, clip):
+def noise_size(mechanism: Any, calibration: Any, client: Any, rates: Any, clip: Any) -> Any:
     """Return Laplace's scale or the Gaussian's standard deviation."""
     epsilon = EPSILONS[client]
     if calibration == "paper":
@@ -94,13 +95,13 @@ PATTERNS = np.random.default_rng(8).normal(size=(100, 3)) / 10
 
 
 @pytest.fixture
-def known_noise(monkeypatch):
+def known_noise(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let the n-th noise be its size times the n-th pattern, and keep the laws that were asked for."""
     monkeypatch.setattr("dpfl.round.add_noise", None)  # nothing is noised on the way down
     return switch_noise(monkeypatch, PATTERNS, noted=lambda law: law)
 
 
-def played(system, data, clients_of, rounds=2):
+def played(system: Any, data: Any, clients_of: Any, rounds: Any = 2) -> Any:
     """Play with the real round, clients and ledger; return the model after each round and the orders."""
     model, streams = linear(), Streams(0)
     records = tuple(Records(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data)
@@ -115,14 +116,16 @@ def played(system, data, clients_of, rounds=2):
     return models, orders
 
 
-def test_the_turns_of_this_page():
+def test_the_turns_of_this_page() -> None:
     assert [answers(client) for client in range(N)] == [6, 5, 5, 5]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("calibration", ["paper", "tight"])
 @pytest.mark.parametrize(("mechanism", "length"), [("laplace", 1), ("gaussian", 2), ("gaussian", 1)])
-def test_two_rounds(mechanism, length, calibration, schedule, clients_of, known_noise):
+def test_two_rounds(
+    mechanism: Any, length: Any, calibration: Any, schedule: Any, clients_of: Any, known_noise: Any
+) -> None:
     options, rate = SCHEDULES[schedule]
     system = DPFedAvg(
         mechanism=mechanism, calibration=calibration, rounds=R, cohort=K, local_steps=E, clip=CLIP[length],
@@ -160,7 +163,7 @@ def test_two_rounds(mechanism, length, calibration, schedule, clients_of, known_
 
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
-def test_of_equal_clients_it_is_the_papers_average_of_models(mechanism, clients_of, known_noise):
+def test_of_equal_clients_it_is_the_papers_average_of_models(mechanism: Any, clients_of: Any, known_noise: Any) -> None:
     # θ ← (N/b)·Σ (n_l/n)·θ̂_l as Algorithm 1 prints it.
     sizes, length = (3, 3, 3, 3), 1 if mechanism == "laplace" else 2
     data = federation(sizes)

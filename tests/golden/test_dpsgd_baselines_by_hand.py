@@ -11,23 +11,24 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import dp_accounting
 import numpy as np
 import pytest
 import torch
-from asking import session_of
 from dp_accounting.rdp import RdpAccountant
-from known import batches_of, records_of, switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import nn
 from torch.nn import functional
 
+from conformance.asking import session_of
 from dpfl.models import Model
 from dpfl.round import play
 from dpfl.streams import Streams
 from dpfl.systems import PEDPFL, AdapDPFL, DPSGDFedAvg, Lei, System
+from golden.known import batches_of, records_of, switch_noise
 
 SEED = 3
 RATE, CLIP = 0.4, 0.95  # η, C
@@ -74,7 +75,7 @@ def clipped_sum(w: np.ndarray, records: list, clip: float) -> np.ndarray:
 
 
 def dpsgd(
-    w, i: int, round: int, *, steps: int, q: float, clip: float, multiplier: float, noise: Iterator
+    w: Any, i: int, round: int, *, steps: int, q: float, clip: float, multiplier: float, noise: Iterator
 ) -> np.ndarray:
     """Return what client i ends with: lines 6 to 11 of Algorithm 1, divided by the expected batch."""
     batches = batches_of(SEED, i, round)
@@ -86,7 +87,7 @@ def dpsgd(
 
 
 def average(locals_: list[np.ndarray]) -> np.ndarray:
-    return sum(share * one for share, one in zip(SHARES, locals_, strict=True))
+    return sum(share * one for share, one in zip(SHARES, locals_, strict=True))  # type: ignore[return-value]
 
 
 def exact_mu(epsilon: float, delta: float) -> float:

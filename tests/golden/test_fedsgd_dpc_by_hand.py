@@ -9,17 +9,17 @@ a privacy-loss distribution on a grid of 1e-4, to 1e-3 of ε.
 
 import math
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from asking import session_of
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-from known import batches_of, switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm as normal
 from torch import nn
 
+from conformance.asking import session_of
 from dpfl.federation import Records
 from dpfl.models import Model
 from dpfl.models.architectures import cross_entropy
@@ -27,6 +27,7 @@ from dpfl.orders import Gaussian, Laplace, RecordClip
 from dpfl.round import play
 from dpfl.streams import Streams
 from dpfl.systems import FedSGDDPC
+from golden.known import batches_of, switch_noise
 
 N, K, R, Q = 4, 3, 6, 0.5  # K·R/N = 4.5: two clients answer 5 times and two 4 times
 SIZES = (1, 5, 3, 6)  # the sample of the first is empty every other time
@@ -42,19 +43,19 @@ SCHEDULES = {
 }
 
 
-def federation(sizes=SIZES):
+def federation(sizes: Any = SIZES) -> Any:
     source = np.random.default_rng(3)
     return [(source.normal(size=(n, FEATURES)), source.integers(0, CLASSES, n)) for n in sizes]
 
 
-def softmax():
+def softmax() -> Any:
     """Softmax regression in double precision: the weights of the classes one after the other, then the biases."""
     model = Model(nn.Sequential(nn.Linear(FEATURES, CLASSES)).double(), cross_entropy)
     model.load(torch.from_numpy(START))
     return model
 
 
-def record_gradients(theta, x, y):
+def record_gradients(theta: Any, x: Any, y: Any) -> Any:
     """Return each record's (p − e_y)·(x, 1)."""
     w, b = theta[: CLASSES * FEATURES].reshape(CLASSES, FEATURES), theta[CLASSES * FEATURES :]
     scores = np.exp(x @ w.T + b)
@@ -63,21 +64,21 @@ def record_gradients(theta, x, y):
     return np.column_stack([outer.reshape(len(x), CLASSES * FEATURES), errors])
 
 
-def answers(client):
+def answers(client: Any) -> Any:
     """Count the turns of a client in R rounds: round t asks clients tK, tK + 1, …, tK + K − 1 modulo N."""
     return sum((t * K + place) % N == client for t in range(R) for place in range(K))
 
 
-def gaussian_mu(epsilon, delta):
+def gaussian_mu(epsilon: Any, delta: Any) -> Any:
     """Return the μ at which one Gaussian release is exactly (ε, δ): δ = Φ(−ε/μ + μ/2) − e^ε·Φ(−ε/μ − μ/2)."""
 
-    def excess(mu):
+    def excess(mu: Any) -> Any:
         return normal.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * normal.cdf(-epsilon / mu - mu / 2) - delta
 
     return brentq(excess, 1e-3, 50, xtol=1e-14)
 
 
-def papers_noise(mechanism, client):
+def papers_noise(mechanism: Any, client: Any) -> Any:
     """Return the noise on the mean gradient: 2bTξ₁/(N·d_i·ε_i), or c₂ξ₂√(bT·ln(1/δ_i)/N)/(d_i·ε_i) with c₂ = √2."""
     replies, records = K * R / N, SIZES[client]
     if mechanism == "laplace":
@@ -85,7 +86,7 @@ def papers_noise(mechanism, client):
     return math.sqrt(2) * CLIP[2] * math.sqrt(replies * math.log(1 / DELTAS[client])) / (records * EPSILONS[client])
 
 
-def exact_noise(mechanism, client):
+def exact_noise(mechanism: Any, client: Any) -> Any:
     """Return the noise on the mean gradient, which a replaced record moves by 2C/n_i, and one more or less by C/n_i."""
     if mechanism == "laplace":
         return answers(client) * (2 * CLIP[1] / SIZES[client]) / EPSILONS[client]
@@ -96,13 +97,13 @@ PATTERNS = np.random.default_rng(9).normal(size=(100, len(START))) / 10
 
 
 @pytest.fixture
-def known_noise(monkeypatch):
+def known_noise(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let the n-th noise be its size times the n-th pattern, and keep the laws that were asked for."""
     monkeypatch.setattr("dpfl.round.add_noise", None)  # nothing is noised on the way down
     return switch_noise(monkeypatch, PATTERNS, noted=lambda law: law)
 
 
-def played(system, data, clients_of):
+def played(system: Any, data: Any, clients_of: Any) -> Any:
     """Play two rounds with the real round, clients and ledger; return the model after each, and the orders."""
     model, streams = softmax(), Streams(SEED)
     records = tuple(Records(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data)
@@ -117,7 +118,7 @@ def played(system, data, clients_of):
     return models, orders
 
 
-def walked(data, size_of, rate, length, q=None, sizes=SIZES):
+def walked(data: Any, size_of: Any, rate: Any, length: Any, q: Any = None, sizes: Any = SIZES) -> Any:
     """Return by hand the model after each of two rounds, the lengths of all gradients and the sizes of all samples."""
     theta, turn, models, lengths, samples = START, count(), [], [], []
     for t in range(2):
@@ -142,7 +143,9 @@ def walked(data, size_of, rate, length, q=None, sizes=SIZES):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("calibration", ["paper", "tight"])
 @pytest.mark.parametrize(("mechanism", "length"), [("laplace", 1), ("gaussian", 2)])
-def test_two_rounds_on_all_records(mechanism, length, calibration, schedule, clients_of, known_noise):
+def test_two_rounds_on_all_records(
+    mechanism: Any, length: Any, calibration: Any, schedule: Any, clients_of: Any, known_noise: Any
+) -> None:
     options, rate = SCHEDULES[schedule]
     system = FedSGDDPC(
         mechanism=mechanism, calibration=calibration, rounds=R, cohort=K, clip=CLIP[length], epsilon=EPSILONS,
@@ -165,7 +168,7 @@ def test_two_rounds_on_all_records(mechanism, length, calibration, schedule, cli
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_two_rounds_on_samples_with_the_papers_noise(schedule, clients_of, known_noise):
+def test_two_rounds_on_samples_with_the_papers_noise(schedule: Any, clients_of: Any, known_noise: Any) -> None:
     options, rate = SCHEDULES[schedule]
     system = FedSGDDPC(
         calibration="paper",
@@ -186,7 +189,7 @@ def test_two_rounds_on_samples_with_the_papers_noise(schedule, clients_of, known
     assert len(set(samples)) > 2
 
 
-def test_two_rounds_on_samples_with_exact_noise(clients_of, known_noise):
+def test_two_rounds_on_samples_with_exact_noise(clients_of: Any, known_noise: Any) -> None:
     # Four rounds of three clients: everybody answers three times, so that one noise multiplier serves all.
     epsilon, delta, rounds, replies = 2.0, 1e-3, 4, 3
     system = FedSGDDPC(rounds=rounds, cohort=K, clip=CLIP[2], epsilon=epsilon, delta=delta, sampling_rate=Q, lr=0.7)
@@ -211,7 +214,7 @@ def test_two_rounds_on_samples_with_exact_noise(clients_of, known_noise):
 
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
-def test_of_equal_clients_it_is_the_papers_average_of_models(mechanism, clients_of, known_noise):
+def test_of_equal_clients_it_is_the_papers_average_of_models(mechanism: Any, clients_of: Any, known_noise: Any) -> None:
     # θ ← (N/b)·Σ (d_i/d)·θ_i as Algorithm 1 prints it.
     sizes, length = (4,) * N, 1 if mechanism == "laplace" else 2
     data = federation(sizes)

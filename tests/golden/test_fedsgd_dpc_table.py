@@ -6,19 +6,17 @@ Tolerance: one round or 3 % of the entry, whichever is more; K* exactly, once ro
 """
 
 import math
-
-import pytest
+from typing import Any
 
 from dpfl.planning.fedsgd_dpc import optimal_cohort, optimal_laplace, optimal_rounds
+from grids import each
 
 GAMMA, CLIENTS, QUERIES = 3.36, 10, 50
 EPSILONS = (1.0, 5.0, 10.0)
 ROUNDS = {5: (5, 32, 67), 10: (2, 20, 42), 1: (22, 121, 244)}  # R* for each K and ε
 COHORTS = (1, 3, 5)  # K* for R = 50
 ENTRIES = [
-    pytest.param(cohort, epsilon, entry, id=f"K={cohort} ε={epsilon:g}")
-    for cohort, row in ROUNDS.items()
-    for epsilon, entry in zip(EPSILONS, row, strict=True)
+    (cohort, epsilon, entry) for cohort, row in ROUNDS.items() for epsilon, entry in zip(EPSILONS, row, strict=True)
 ]
 
 
@@ -31,18 +29,18 @@ def is_printed(found: float, entry: int) -> bool:
     return abs(found - entry) <= max(1.0, 0.03 * entry)
 
 
-@pytest.mark.parametrize(("cohort", "epsilon", "entry"), ENTRIES)
+@each(("cohort", "epsilon", "entry"), ENTRIES)
 def test_rounds_for_a_cohort(cohort: int, epsilon: float, entry: int) -> None:
     assert is_printed(optimal_rounds(cohort=cohort, **constants(epsilon)), entry)
 
 
-@pytest.mark.parametrize(("epsilon", "entry"), list(zip(EPSILONS, COHORTS, strict=True)))
+@each(("epsilon", "entry"), list(zip(EPSILONS, COHORTS, strict=True)))
 def test_cohort_for_fifty_rounds(epsilon: float, entry: int) -> None:
     known = constants(epsilon)
     assert math.ceil(optimal_cohort(c1=known["c1"], c2=known["c2"], rounds=QUERIES)) == entry
 
 
-@pytest.mark.parametrize(("epsilon", "entry"), list(zip(EPSILONS, ROUNDS[1], strict=True)))
+@each(("epsilon", "entry"), list(zip(EPSILONS, ROUNDS[1], strict=True)))
 def test_one_client_a_round_is_best_of_all(epsilon: float, entry: int) -> None:
     # The last column, T*(b* = 1), is the paper's best of all rounds and cohorts.
     best = optimal_laplace(clients=CLIENTS, **constants(epsilon))
@@ -69,8 +67,8 @@ def without_gamma(cohort: int, *, gamma: float, c1: float, c2: float, c3: float)
     return math.sqrt((c1 / cohort + c3) / (c2 * cohort))
 
 
-@pytest.mark.parametrize("twin", [without_cohort, without_cohort_beside_c1, without_cohort_beside_c2, without_gamma])
-def test_a_formula_that_is_not_the_papers_misses_the_table(twin) -> None:
+@each("twin", [without_cohort, without_cohort_beside_c1, without_cohort_beside_c2, without_gamma])
+def test_a_formula_that_is_not_the_papers_misses_the_table(twin: Any) -> None:
     missed = [
         (cohort, epsilon)
         for cohort, row in ROUNDS.items()

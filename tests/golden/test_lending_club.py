@@ -7,6 +7,7 @@ to 14.1; 0.4 on the error, since the components are fitted on a random public te
 
 import os
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,11 @@ pytestmark = pytest.mark.skipif(not os.environ.get("DPFL_DATA"), reason="DPFL_DA
 
 
 @pytest.fixture(scope="module")
-def loans():
+def loans() -> Any:
     return federate("lending-club", clients=5000, partition="sorted", seed=0)
 
 
-def test_clients_are_cut_from_the_sorted_loans(loans):
+def test_clients_are_cut_from_the_sorted_loans(loans: Any) -> None:
     assert len(loans.clients) == 5000
     assert set(loans.sizes) == {6, 7}
     assert loans.shape == (10,)
@@ -31,7 +32,7 @@ def test_clients_are_cut_from_the_sorted_loans(loans):
     assert all(here[1] <= there[0] for here, there in pairwise(spans))
 
 
-def test_variance_and_least_squares_are_those_of_the_first_replication(loans):
+def test_variance_and_least_squares_are_those_of_the_first_replication(loans: Any) -> None:
     x = np.concatenate([client.x.numpy() for client in loans.clients]).astype(np.float64)
     y = np.concatenate([client.y.numpy() for client in loans.clients]).astype(np.float64)
     test_x, test_y = loans.test.x.numpy().astype(np.float64), loans.test.y.numpy().astype(np.float64)

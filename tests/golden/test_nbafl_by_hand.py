@@ -8,16 +8,16 @@ is switched to known multiples of its size; tolerance: 1e-6 on every weight of t
 
 import math
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from asking import session_of
-from known import switch_downlink, switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm as normal
 from torch import nn
 
+from conformance.asking import session_of
 from dpfl.federation import Records
 from dpfl.models import Model
 from dpfl.models.architectures import squared_error
@@ -26,6 +26,7 @@ from dpfl.privacy.certificate import certify
 from dpfl.round import play
 from dpfl.streams import Streams
 from dpfl.systems import NbAFL
+from golden.known import switch_downlink, switch_noise
 
 SIZES = (4, 7, 5, 6)
 N, M = len(SIZES), min(SIZES)
@@ -35,35 +36,35 @@ SEED = 4
 START = np.array([0.9, -0.7, 0.8])  # of length 1.4: some clients come below C by training and some do not
 
 
-def federation(sizes=SIZES):
+def federation(sizes: Any = SIZES) -> Any:
     source = np.random.default_rng(2)
     return [(source.normal(size=(n, 2)), source.normal(scale=2, size=n)) for n in sizes]
 
 
-def linear():
+def linear() -> Any:
     """w·x + b with the squared error, in double precision: the order of the weights is w₁, w₂, b."""
     model = Model(nn.Sequential(nn.Linear(2, 1)).double(), squared_error)
     model.load(torch.from_numpy(START))
     return model
 
 
-def record_gradients(w, x, y):
+def record_gradients(w: Any, x: Any, y: Any) -> Any:
     """Return each record's 2(w·x + b − y)·(x, 1)."""
     ones = np.column_stack([x, np.ones(len(x))])
     return 2 * (ones @ w - y)[:, None] * ones
 
 
-def clipped(vectors):
+def clipped(vectors: Any) -> Any:
     """Return v/max(1, ‖v‖/C) of each row."""
     return vectors / np.maximum(1, np.linalg.norm(vectors, axis=-1, keepdims=True) / C)
 
 
-def delta_of(epsilon, mu):
+def delta_of(epsilon: Any, mu: Any) -> Any:
     """Return the δ of a Gaussian release with parameter μ: Φ(−ε/μ + μ/2) − e^ε·Φ(−ε/μ − μ/2)."""
     return normal.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * normal.cdf(-epsilon / mu - mu / 2)
 
 
-def gaussian_mu():
+def gaussian_mu() -> Any:
     """Return the μ at which one Gaussian release is exactly (ε, δ)."""
     return brentq(lambda mu: delta_of(EPSILON, mu) - DELTA, 1e-3, 50, xtol=1e-14)
 
@@ -73,7 +74,7 @@ DOWN = np.random.default_rng(1).normal(size=(2, 3)) / 10
 
 
 @pytest.fixture
-def known_noise(monkeypatch):
+def known_noise(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let the n-th noise of each way be its size times the way's n-th pattern; keep the sizes."""
     return {
         "up": switch_noise(monkeypatch, PATTERNS),
@@ -81,13 +82,14 @@ def known_noise(monkeypatch):
     }
 
 
-def played(system, data, clients_of):
+def played(system: Any, data: Any, clients_of: Any) -> Any:
     """Play two rounds with the real round, clients and ledger; return models, cohorts, orders and certificate."""
     model, streams = linear(), Streams(SEED)
     records = tuple(Records(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data)
     session = session_of(system, model, records, streams, clients_of(model, records, streams))
     state, ledger = session.begin(), session.ledger
-    models, cohorts, orders = [], [], []
+    models, cohorts = [], []
+    orders: list[Any] = []
     for _ in range(2):
         state, outcome = play(session, state)
         assert outcome.refused == ()
@@ -97,12 +99,12 @@ def played(system, data, clients_of):
     return models, cohorts, orders, certify(ledger.books, ledger.run)
 
 
-def drawn(round, clients, k):
+def drawn(round: Any, clients: Any, k: Any) -> Any:
     """Return the cohort of a round by the stream it is drawn from."""
     return sorted(Streams(SEED).public.generator("cohort", round=round).choice(clients, k, replace=False).tolist())
 
 
-def walked(data, cohorts, uplink, downlink, *, steps, clip):
+def walked(data: Any, cohorts: Any, uplink: Any, downlink: Any, *, steps: Any, clip: Any) -> Any:
     """Return by hand the model after each round, and the lengths of all that was or could have been clipped."""
     w, turn, models, lengths = START, count(), [], []
     for t, cohort in enumerate(cohorts):
@@ -131,7 +133,7 @@ CLASSICAL = math.sqrt(2 * math.log(1.25 / DELTA))  # c
 
 
 @pytest.mark.parametrize(("rounds", "exposures"), [(7, 1), (7, 3), (6, 3), (5, 3)])
-def test_the_paper_where_all_take_part(rounds, exposures, clients_of, known_noise):
+def test_the_paper_where_all_take_part(rounds: Any, exposures: Any, clients_of: Any, known_noise: Any) -> None:
     data, everyone = federation(), [list(range(N))] * 2
     system = NbAFL(calibration="paper", rounds=rounds, exposures=exposures, local_steps=STEPS, **OPTIONS)
     models, cohorts, orders, _ = played(system, data, clients_of)
@@ -149,7 +151,7 @@ def test_the_paper_where_all_take_part(rounds, exposures, clients_of, known_nois
 
 
 @pytest.mark.parametrize("rounds", [6, 7, 20])
-def test_the_paper_where_k_take_part_at_random(rounds, clients_of, known_noise):
+def test_the_paper_where_k_take_part_at_random(rounds: Any, clients_of: Any, known_noise: Any) -> None:
     k, exposures = 2, 2
     data, expected_cohorts = federation(), [drawn(round, N, k) for round in (1, 2)]
     assert expected_cohorts[0] != expected_cohorts[1]
@@ -170,14 +172,14 @@ def test_the_paper_where_k_take_part_at_random(rounds, clients_of, known_noise):
     np.testing.assert_allclose(models, expected, rtol=0, atol=1e-6)
 
 
-def exact_downlink(needed, own):
+def exact_downlink(needed: Any, own: Any) -> Any:
     """Return √(needed² − own²), and the little more that the rounding of the books may ask for."""
     least, most = (math.sqrt(max(0.0, (needed * more) ** 2 - own**2)) for more in (1.0, 1 + 3e-6))
     return least, most
 
 
 @pytest.mark.parametrize(("rounds", "clipping"), [(12, None), (12, "model"), (3, None)])
-def test_exact_noise_where_all_take_part(rounds, clipping, clients_of, known_noise):
+def test_exact_noise_where_all_take_part(rounds: Any, clipping: Any, clients_of: Any, known_noise: Any) -> None:
     data, everyone, exposures = federation(), [list(range(N))] * 2, 2
     system = NbAFL(rounds=rounds, exposures=exposures, clipping=clipping, **OPTIONS)
     models, _, orders, certificate = played(system, data, clients_of)
@@ -201,7 +203,7 @@ def test_exact_noise_where_all_take_part(rounds, clipping, clients_of, known_noi
     np.testing.assert_allclose(models, expected, rtol=0, atol=1e-6)
 
 
-def test_exact_noise_where_k_take_part_at_random(clients_of, known_noise):
+def test_exact_noise_where_k_take_part_at_random(clients_of: Any, known_noise: Any) -> None:
     sizes, k, rounds = (5,) * 4, 2, 9
     data = federation(sizes)
     system = NbAFL(rounds=rounds, cohort=k, **OPTIONS)

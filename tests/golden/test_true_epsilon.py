@@ -10,6 +10,7 @@ import pytest
 
 from dpfl.privacy.accounting import Mechanism, tight
 from dpfl.privacy.paper_formulas import ali_epsilon, nbafl_uplink_noise_std, udp_noise_std
+from grids import each
 
 UDP = {1: "0.65", 4: "3.44", 8: "8.35", 12: "14.49", 20: "30.32"}  # at q = 1, δ = 1e-3
 NBAFL = {1: "0.51", 5: "4.43", 10: "11.92", 50: "165.9", 100: "591.7"}  # one exposure, δ = 0.01
@@ -24,15 +25,15 @@ def printed_like(number: float, printed: str) -> str:
     return f"{number:.{len(printed.split('.')[1])}f}"
 
 
-@pytest.mark.parametrize(("claimed", "true"), UDP.items())
-@pytest.mark.parametrize("rounds", [1, 200])
+@each(("claimed", "true"), UDP.items())
+@each("rounds", [1, 200])
 def test_udp(claimed: float, true: str, rounds: int) -> None:
     std = udp_noise_std(sensitivity=0.5, cohort_rate=1.0, rounds=rounds, epsilon=claimed, delta=1e-3)
     spent = tight({Mechanism("gaussian", std / 0.5): rounds}, 1e-3)
     assert printed_like(spent, true) == true
 
 
-@pytest.mark.parametrize(
+@each(
     ("claimed", "exposures", "true"),
     [(claimed, 1, true) for claimed, true in NBAFL.items()]
     + [(claimed, 25, true) for claimed, true in NBAFL_25.items()],
@@ -44,13 +45,13 @@ def test_nbafl(claimed: float, exposures: int, true: str) -> None:
     assert printed_like(spent, true) == true
 
 
-@pytest.mark.parametrize(("steps", "claimed", "true"), [(steps, *pair) for steps, pair in ALI.items()])
+@each(("steps", "claimed", "true"), [(steps, *pair) for steps, pair in ALI.items()])
 def test_ali(steps: int, claimed: float, true: str) -> None:
     # The steps are the paper's own, its accounting allows a little less or more: 1.5504, 2.0050, 3.2554 and 5.2332.
     assert ali_epsilon({ALI_STEP: steps}, 1e-5) == pytest.approx(claimed, rel=4e-3)
     assert printed_like(tight({ALI_STEP: steps}, 1e-5), true) == true
 
 
-@pytest.mark.parametrize(("epsilon", "steps"), ALI_TIGHT.items())
+@each(("epsilon", "steps"), ALI_TIGHT.items())
 def test_what_the_epsilon_of_ali_really_buys(epsilon: float, steps: int) -> None:
     assert tight({ALI_STEP: steps}, 1e-5) <= epsilon < tight({ALI_STEP: steps + 1}, 1e-5)

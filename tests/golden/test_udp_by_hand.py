@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from asking import session_of
-from known import records_of, switch_noise
 from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import nn
 
+from conformance.asking import session_of
 from dpfl.models import Model
 from dpfl.round import play
 from dpfl.streams import Streams
 from dpfl.systems import UDP
+from golden.known import records_of, switch_noise
 
 SEED = 5
 RATE, CLIP, BETA, ROUNDS = 0.25, 1.5, 0.6, 12  # η, C, CRD's β and the R to begin with
@@ -119,7 +119,7 @@ def walk(calibration: str, cohort: int | None, discount: bool, least_gain: float
         walked.gains.append(watched(w) - watched(after))
         if discount and walked.gains[-1] < least_gain:
             planned = math.floor(BETA * (planned - t)) + t
-        w = after
+        w = after  # type: ignore[assignment]
         walked.models.append(w)
         walked.planned.append(planned)
         walked.next_stds.append([std(i, t + 1) for i in range(3)])

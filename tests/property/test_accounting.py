@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import dp_accounting
 import pytest
@@ -18,6 +19,7 @@ from dpfl.privacy import accounting, renyi
 from dpfl.privacy.accounting import Mechanism, Spent, least_noise, most_steps, tight
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.gaussian_dp import epsilon_of
+from grids import each
 
 
 def examples(count: int) -> settings:
@@ -56,7 +58,7 @@ def rises(less: float, more: float) -> bool:
 @accountants
 @examples(15)
 @given(mechanism=any_mechanism, steps=steps, delta=deltas, factor=more)
-def test_epsilon_falls_with_noise(accountant, mechanism, steps, delta, factor):
+def test_epsilon_falls_with_noise(accountant: Any, mechanism: Any, steps: Any, delta: Any, factor: Any) -> None:
     noisier = replace(mechanism, multiplier=mechanism.multiplier * factor)
     assert rises(accountant({noisier: steps}, delta), accountant({mechanism: steps}, delta))
 
@@ -64,28 +66,30 @@ def test_epsilon_falls_with_noise(accountant, mechanism, steps, delta, factor):
 @accountants
 @examples(15)
 @given(mechanism=any_mechanism, steps=steps, delta=deltas, factor=more)
-def test_epsilon_rises_with_steps(accountant, mechanism, steps, delta, factor):
+def test_epsilon_rises_with_steps(accountant: Any, mechanism: Any, steps: Any, delta: Any, factor: Any) -> None:
     assert rises(accountant({mechanism: steps}, delta), accountant({mechanism: math.ceil(steps * factor)}, delta))
 
 
 @accountants
 @examples(15)
 @given(mechanism=sampled_gaussian | sampled_laplace | fixed_size, steps=steps, delta=deltas, factor=more)
-def test_epsilon_rises_with_the_sampling_rate(accountant, mechanism, steps, delta, factor):
+def test_epsilon_rises_with_the_sampling_rate(
+    accountant: Any, mechanism: Any, steps: Any, delta: Any, factor: Any
+) -> None:
     denser = replace(mechanism, sampling_rate=min(0.99, mechanism.sampling_rate * factor))
     assert rises(accountant({mechanism: steps}, delta), accountant({denser: steps}, delta))
 
 
 @examples(15)
 @given(mechanism=sampled_gaussian | sampled_laplace, steps=steps, delta=deltas)
-def test_sampling_by_poisson_never_costs(mechanism, steps, delta):
+def test_sampling_by_poisson_never_costs(mechanism: Any, steps: Any, delta: Any) -> None:
     everything = replace(mechanism, sampling_rate=1.0)
     assert tight({mechanism: steps}, delta) <= tight({everything: steps}, delta)
 
 
 @examples(15)
 @given(mechanism=fixed_size, steps=steps, delta=deltas)
-def test_a_batch_of_fixed_size_never_costs_less_than_one_by_poisson(mechanism, steps, delta):
+def test_a_batch_of_fixed_size_never_costs_less_than_one_by_poisson(mechanism: Any, steps: Any, delta: Any) -> None:
     # A record that is replaced by one without any gradient is removed: that pair of data sets must be covered too.
     by_poisson = replace(mechanism, sampling="poisson")
     assert tight({mechanism: steps}, delta) >= tight({by_poisson: steps}, delta)
@@ -93,7 +97,7 @@ def test_a_batch_of_fixed_size_never_costs_less_than_one_by_poisson(mechanism, s
 
 @examples(15)
 @given(mechanism=fixed_size, delta=deltas)
-def test_a_batch_of_fixed_size_covers_a_record_turned_around(mechanism, delta):
+def test_a_batch_of_fixed_size_covers_a_record_turned_around(mechanism: Any, delta: Any) -> Any:
     # Replacing +½ by −½ (in units of the sensitivity), everybody else at 0: δ = ∫ max(0, p − e^ε·q).
     def beyond(x: float) -> float:
         common = (1 - rate) * norm.pdf(x, scale=noise)
@@ -110,7 +114,9 @@ def test_a_batch_of_fixed_size_covers_a_record_turned_around(mechanism, delta):
 @accountants
 @examples(15)
 @given(mechanism=any_mechanism, steps=st.integers(2, 300), share=st.floats(0, 1), delta=deltas)
-def test_steps_cost_the_same_however_they_are_split(accountant, mechanism, steps, share, delta):
+def test_steps_cost_the_same_however_they_are_split(
+    accountant: Any, mechanism: Any, steps: Any, share: Any, delta: Any
+) -> None:
     # Two mechanisms that differ in the last bit of their noise are the same to anybody but the books.
     twin = replace(mechanism, multiplier=math.nextafter(mechanism.multiplier, math.inf))
     first = min(steps - 1, max(1, round(share * steps)))
@@ -122,14 +128,14 @@ def test_steps_cost_the_same_however_they_are_split(accountant, mechanism, steps
 @accountants
 @examples(40)
 @given(mechanism=plain_gaussian, steps=st.integers(1, 10_000), delta=deltas)
-def test_plain_gaussian_steps_are_one_with_less_noise(accountant, mechanism, steps, delta):
+def test_plain_gaussian_steps_are_one_with_less_noise(accountant: Any, mechanism: Any, steps: Any, delta: Any) -> None:
     once = replace(mechanism, multiplier=mechanism.multiplier / math.sqrt(steps))
     assert accountant({mechanism: steps}, delta) == pytest.approx(accountant({once: 1}, delta), rel=1e-9, abs=1e-12)
 
 
 @settings(deadline=None)
 @given(noise=multipliers, steps=st.integers(1, 10_000), delta=deltas)
-def test_pure_noise_adds_up(noise, steps, delta):
+def test_pure_noise_adds_up(noise: Any, steps: Any, delta: Any) -> None:
     mechanism = Mechanism("laplace", noise)
     assert tight({mechanism: steps}, 0.0) == pytest.approx(steps / noise, rel=1e-12)
 
@@ -141,36 +147,36 @@ budgets = st.builds(Budget, powers_of_ten(-1, 1.2), powers_of_ten(-8, -4))
 by_distribution = [sampled_gaussian, plain_laplace, sampled_laplace]
 
 
-def least_noise_gives_the_budget_back(accountant, mechanism, steps, budget):
+def least_noise_gives_the_budget_back(accountant: Any, mechanism: Any, steps: Any, budget: Any) -> None:
     found = replace(mechanism, multiplier=least_noise(accountant, mechanism, steps, budget))
     spent = accountant({found: steps}, budget.delta)
     assert budget.epsilon * (1 - 1e-3) <= spent <= budget.epsilon * (1 + 4e-16)  # the last bit is rounding
 
 
-@pytest.mark.parametrize("mechanisms", by_distribution)
+@each("mechanisms", by_distribution)
 @examples(4)
 @given(data=st.data(), steps=steps, budget=budgets)
-def test_calibrated_noise_gives_the_budget_back_from_below(mechanisms, data, steps, budget):
+def test_calibrated_noise_gives_the_budget_back_from_below(mechanisms: Any, data: Any, steps: Any, budget: Any) -> None:
     least_noise_gives_the_budget_back(tight, data.draw(mechanisms), steps, budget)
 
 
 @examples(15)
 @given(mechanism=plain_gaussian, steps=st.integers(1, 10_000), budget=budgets)
-def test_calibrated_plain_noise_gives_the_budget_back_from_below(mechanism, steps, budget):
+def test_calibrated_plain_noise_gives_the_budget_back_from_below(mechanism: Any, steps: Any, budget: Any) -> None:
     least_noise_gives_the_budget_back(tight, mechanism, steps, budget)
 
 
 @examples(4)
 @given(mechanism=sampled_gaussian | plain_laplace, steps=steps, budget=budgets)
 @example(mechanism=Mechanism("gaussian", 1.0, 0.1, "fixed"), steps=50, budget=Budget(2.0, 1e-5))
-def test_calibrated_by_renyi_gives_the_budget_back_from_below(mechanism, steps, budget):
+def test_calibrated_by_renyi_gives_the_budget_back_from_below(mechanism: Any, steps: Any, budget: Any) -> None:
     least_noise_gives_the_budget_back(renyi.epsilon, mechanism, steps, budget)
 
 
 small_budgets = st.builds(Budget, powers_of_ten(-1, 0.5), powers_of_ten(-8, -4))
 
 
-def most_steps_fit_and_one_more_does_not(accountant, mechanism, budget):
+def most_steps_fit_and_one_more_does_not(accountant: Any, mechanism: Any, budget: Any) -> None:
     assume(mechanism.multiplier < 30 * mechanism.sampling_rate)  # otherwise they are too many to wait for
     most = most_steps(accountant, mechanism, budget)
     if most > 0:
@@ -178,22 +184,22 @@ def most_steps_fit_and_one_more_does_not(accountant, mechanism, budget):
     assert accountant({mechanism: most + 1}, budget.delta) > budget.epsilon
 
 
-@pytest.mark.parametrize("mechanisms", by_distribution)
+@each("mechanisms", by_distribution)
 @examples(4)
 @given(data=st.data(), budget=small_budgets)
-def test_the_most_steps_fit_and_one_more_does_not(mechanisms, data, budget):
+def test_the_most_steps_fit_and_one_more_does_not(mechanisms: Any, data: Any, budget: Any) -> None:
     most_steps_fit_and_one_more_does_not(tight, data.draw(mechanisms), budget)
 
 
 @examples(30)
 @given(mechanism=plain_gaussian, budget=budgets)
-def test_the_most_plain_steps_fit_and_one_more_does_not(mechanism, budget):
+def test_the_most_plain_steps_fit_and_one_more_does_not(mechanism: Any, budget: Any) -> None:
     most_steps_fit_and_one_more_does_not(tight, mechanism, budget)
 
 
 @examples(10)
 @given(mechanism=any_mechanism, budget=small_budgets)
-def test_the_most_steps_by_renyi_fit_and_one_more_does_not(mechanism, budget):
+def test_the_most_steps_by_renyi_fit_and_one_more_does_not(mechanism: Any, budget: Any) -> None:
     most_steps_fit_and_one_more_does_not(renyi.epsilon, mechanism, budget)
 
 
@@ -202,13 +208,13 @@ def test_the_most_steps_by_renyi_fit_and_one_more_does_not(mechanism, budget):
 
 @examples(18)
 @given(mechanism=plain_gaussian | sampled_gaussian | fixed_size, steps=steps, delta=deltas)
-def test_renyi_is_never_tighter(mechanism, steps, delta):
+def test_renyi_is_never_tighter(mechanism: Any, steps: Any, delta: Any) -> None:
     assert tight({mechanism: steps}, delta) <= renyi.epsilon({mechanism: steps}, delta) * (1 + 1e-6)
 
 
 @examples(18)
 @given(mechanism=plain_laplace | sampled_laplace, steps=steps, delta=deltas)
-def test_renyi_is_hardly_ever_tighter_for_laplace_noise(mechanism, steps, delta):
+def test_renyi_is_hardly_ever_tighter_for_laplace_noise(mechanism: Any, steps: Any, delta: Any) -> None:
     # Rényi DP is almost exact near the pure price, and the grid of the distributions costs up to a thousandth.
     assert tight({mechanism: steps}, delta) <= renyi.epsilon({mechanism: steps}, delta) * (1 + 2e-3)
 
@@ -236,13 +242,13 @@ def unsampled(spent: Spent, delta: float) -> float:
 @examples(8)
 @given(mechanism=sampled_gaussian | plain_laplace | sampled_laplace, steps=st.integers(2, 100), delta=deltas)
 @example(mechanism=Mechanism("gaussian", 1.1, 0.015), steps=79, delta=1e-5)
-def test_dp_accounting_agrees_within_a_hundredth(mechanism, steps, delta):
+def test_dp_accounting_agrees_within_a_hundredth(mechanism: Any, steps: Any, delta: Any) -> None:
     assert agrees_with_dp_accounting(tight, mechanism, steps, delta)
 
 
-@pytest.mark.parametrize("twin", [linear, unsampled])
-@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
-def test_dp_accounting_tells_a_wrong_accountant_apart(twin, noise):
+@each("twin", [linear, unsampled])
+@each("noise", ["gaussian", "laplace"])
+def test_dp_accounting_tells_a_wrong_accountant_apart(twin: Any, noise: Any) -> None:
     mechanism = Mechanism(noise, 2.0, 0.2)
     assert agrees_with_dp_accounting(tight, mechanism, 30, 1e-5)
     assert not agrees_with_dp_accounting(twin, mechanism, 30, 1e-5)
@@ -262,13 +268,13 @@ def agrees_with_opacus(price: Price, mechanism: Mechanism, steps: int, delta: fl
 @examples(4)
 @given(mechanism=sampled_gaussian, steps=st.integers(2, 100), delta=powers_of_ten(-7, -4))
 @example(mechanism=Mechanism("gaussian", 1.1, 0.015), steps=79, delta=1e-5)
-def test_opacus_agrees_within_a_hundredth(mechanism, steps, delta):
+def test_opacus_agrees_within_a_hundredth(mechanism: Any, steps: Any, delta: Any) -> None:
     assume(tight({mechanism: steps}, delta) > 0.2)  # its grid is as fine as ε is small
     assert agrees_with_opacus(tight, mechanism, steps, delta)
 
 
 @pytest.mark.parametrize("twin", [linear, unsampled])
-def test_opacus_tells_a_wrong_accountant_apart(twin):
+def test_opacus_tells_a_wrong_accountant_apart(twin: Any) -> None:
     assert not agrees_with_opacus(twin, Mechanism("gaussian", 2.0, 0.2), 30, 1e-5)
 
 
@@ -288,7 +294,7 @@ def exact_deltas(mechanism: Mechanism, epsilon: float) -> tuple[float, float]:
 
 @examples(18)
 @given(mechanism=sampled_gaussian, delta=deltas)
-def test_one_release_is_covered_in_both_directions_and_hardly_more(mechanism, delta):
+def test_one_release_is_covered_in_both_directions_and_hardly_more(mechanism: Any, delta: Any) -> None:
     epsilon = tight({mechanism: 1}, delta)
     assert max(exact_deltas(mechanism, epsilon)) <= delta * (1 + 1e-9)
     if epsilon > 0:
@@ -300,14 +306,14 @@ def test_one_release_is_covered_in_both_directions_and_hardly_more(mechanism, de
     mechanism=st.builds(Mechanism, st.just("gaussian"), st.floats(0.5, 2.0), st.floats(0.05, 0.5)),
     delta=powers_of_ten(-9, -4),
 )
-def test_an_accountant_that_forgets_removal_is_told_apart_by_the_same_check(mechanism, delta):
+def test_an_accountant_that_forgets_removal_is_told_apart_by_the_same_check(mechanism: Any, delta: Any) -> None:
     _, added = exact_deltas(mechanism, tight({mechanism: 1}, delta) * (1 - 1e-3))
     assert added < delta  # it would have been content with a smaller ε
 
 
 @examples(12)
 @given(noise=st.floats(1.0, 20.0), steps=st.integers(1, 200), delta=deltas)
-def test_the_closed_form_is_what_distributions_approach(noise, steps, delta):
+def test_the_closed_form_is_what_distributions_approach(noise: Any, steps: Any, delta: Any) -> None:
     exact = float(epsilon_of(math.sqrt(steps) / noise, delta))
     assume(exact > 0.1)
     # Our machinery, in one release and (a hair short of all records, so that it may not take the short cut) in many …

@@ -8,15 +8,16 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from asking import session_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from conformance.asking import session_of
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
 from dpfl.federation import Records, Schedule
@@ -28,6 +29,7 @@ from dpfl.round import play
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, DPSGDFedAvg, Feedback, Problem
 from dpfl.systems.ali_dpfl import ALIState, optimal_local_steps
+from grids import each
 
 unhurried = settings(deadline=None, derandomize=True, max_examples=8)  # a busy machine is no failure
 DIM = 4
@@ -74,7 +76,7 @@ def trained(system: ALIDPFL, sizes: Sequence[int], seed: int = 0) -> Run:
 
 
 @st.composite
-def systems(draw):
+def systems(draw: Any) -> Any:
     """Draw ALI-DPFL for clients with budgets of their own, on full batches (whose prices cost no time)."""
     clients = draw(st.integers(1, 4))
     system = ALIDPFL(
@@ -118,7 +120,7 @@ def gaussian_mu(epsilon: float) -> float:
 
 @unhurried
 @given(case=systems(), seed=st.integers(0, 99))
-def test_nobody_takes_more_steps_than_its_budget_allows(case, seed) -> None:
+def test_nobody_takes_more_steps_than_its_budget_allows(case: Any, seed: Any) -> None:
     system, sizes = case
     run = trained(system, sizes, seed)
     allowed = allowed_steps(system, sizes)
@@ -137,7 +139,7 @@ def test_nobody_takes_more_steps_than_its_budget_allows(case, seed) -> None:
 
 @unhurried
 @given(case=systems(), seed=st.integers(0, 99))
-def test_the_training_ends_with_the_rounds_or_the_budgets(case, seed) -> None:
+def test_the_training_ends_with_the_rounds_or_the_budgets(case: Any, seed: Any) -> None:
     system, sizes = case
     run = trained(system, sizes, seed)
     most = max(allowed_steps(system, sizes))
@@ -154,7 +156,7 @@ def test_the_training_ends_with_the_rounds_or_the_budgets(case, seed) -> None:
 
 @unhurried
 @given(case=systems(), seed=st.integers(0, 99))
-def test_tau_is_the_rounded_optimum_within_what_is_left(case, seed) -> None:
+def test_tau_is_the_rounded_optimum_within_what_is_left(case: Any, seed: Any) -> None:
     system, sizes = case
     run = trained(system, sizes, seed)
     most = max(allowed_steps(system, sizes))
@@ -207,8 +209,8 @@ def test_tau_by_hand() -> None:
     noise_multiplier=st.floats(0.1, 20), dim=st.integers(1, 10**6), batch=st.floats(0.1, 1000),
     factor=st.floats(1.5, 10),
 )  # fmt: skip
-def test_tau_rises_with_steps_and_batches_and_falls_with_the_clip(factor, **facts) -> None:
-    def scaled(**changed) -> float:
+def test_tau_rises_with_steps_and_batches_and_falls_with_the_clip(factor: Any, **facts: Any) -> None:
+    def scaled(**changed: Any) -> float:
         return optimal_local_steps(**(facts | changed))
 
     now = scaled()
@@ -266,7 +268,7 @@ def test_clients_with_smaller_budgets_stop_earlier_and_the_others_go_on(calibrat
     assert steps[1] <= allowed[1]
 
 
-@pytest.mark.parametrize("rounds", [3, 7, 1000])
+@each("rounds", [3, 7, 1000])
 def test_sampled_batches_are_paid_for_to_the_last_step(rounds: int) -> None:
     system = ALIDPFL(rounds=rounds, local_steps=3, sampling_rate=0.5, noise_multiplier=1.2, epsilon=(4.0, 6.0))
     run = trained(system, (40, 20), seed=1)
@@ -280,7 +282,7 @@ def test_sampled_batches_are_paid_for_to_the_last_step(rounds: int) -> None:
         assert {state.steps for state in run.states} == {1}
 
 
-@pytest.mark.parametrize("told", [0.0, math.nan, math.inf])
+@each("told", [0.0, math.nan, math.inf])
 def test_a_curvature_that_says_nothing_changes_nothing(told: float) -> None:
     system = ALIDPFL(rounds=5, local_steps=4, sampling_rate=1.0, calibration="paper")
     problem = Problem((100, 300), DIM, Schedule(system.cohorts(2), Streams(0).public))
@@ -314,17 +316,17 @@ class Known:
         self.units = list(units)
         self.stds: list[float] = []
 
-    def __call__(self, value: Tensor, noise, rng) -> Tensor:
+    def __call__(self, value: Tensor, noise: Any, rng: Any) -> Tensor:
         self.stds.append(noise.std)
         return value + noise.std * self.units[len(self.stds) - 1]
 
-    def summed(self, law, sizes: Tensor, dim: int, *stream) -> Tensor:
+    def summed(self, law: Any, sizes: Tensor, dim: int, *stream: Any) -> Tensor:
         """Return the sum of the noises in the uploads, whose sign is that of a step down."""
         return -sum(size * unit for size, unit in zip(sizes, self.units, strict=True))
 
 
 def one_round(
-    system, clients: Sequence[Records], units: Sequence[Tensor], backend: str
+    system: Any, clients: Sequence[Records], units: Sequence[Tensor], backend: str
 ) -> tuple[Tensor, list[float], Mapping]:
     module = nn.Linear(3, 1).double()
     model = Model(module, lambda outputs, targets: (outputs.squeeze(-1) - targets).square())
@@ -334,7 +336,7 @@ def one_round(
     if backend == "stacked":
         known = capabilities_of(model, clients[0])
         assert known.layers is not None
-        performers = StackedClients(model, tuple(clients), streams, capabilities=known)
+        performers = StackedClients(model, tuple(clients), streams, capabilities=known)  # type: ignore[assignment]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpfl.clients.reference.add_noise", noise)
         patch.setattr("dpfl.clients.stacked.draw_sum", noise.summed)
@@ -346,8 +348,8 @@ def one_round(
     return state.model, noise.stds, outcome.orders
 
 
-@pytest.mark.parametrize("backend", ["reference", "stacked"])
-@pytest.mark.parametrize("clients", [2, 4, 9])
+@each("backend", ["reference", "stacked"])
+@each("clients", [2, 4, 9])
 def test_one_step_at_equal_clients_is_a_central_step_with_the_noise_of_all(clients: int, backend: str) -> None:
     rng = np.random.default_rng(clients)
     shares = [Records(torch.from_numpy(rng.normal(size=(6, 3))), torch.from_numpy(rng.normal(size=6)))

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from dpfl.privacy.paper_formulas import udp_recomputed_noise_std
 from dpfl.streams import Streams
 from dpfl.systems import UDP, Feedback, Problem, questions_in
 from dpfl.systems.udp import UDPState
+from grids import each
 
 unhurried = settings(deadline=None, derandomize=True, max_examples=12)  # a busy machine is no failure
 GAIN = 0.01  # CRD's ζ
@@ -36,7 +38,7 @@ falling = st.lists(st.sampled_from([-0.02, -0.5]), min_size=40, max_size=40)
 
 
 @st.composite
-def systems(draw, calibrations=("tight", "paper")):
+def systems(draw: Any, calibrations: Any = ("tight", "paper")) -> Any:
     """Draw CRD for clients that all differ: (system, sizes)."""
     clients = draw(st.integers(1, 5))
     calibration = draw(st.sampled_from(calibrations))
@@ -103,7 +105,7 @@ def sensitivities(system: UDP, sizes: Sequence[int]) -> list[float]:
 
 @unhurried
 @given(case=systems(), steps=falling)
-def test_while_the_rounds_stay_the_noise_does_not_change(case, steps) -> None:
+def test_while_the_rounds_stay_the_noise_does_not_change(case: Any, steps: Any) -> None:
     system, sizes = case
     run = trained(system, sizes, steps)
     assert len(run.orders) == system.rounds
@@ -113,7 +115,7 @@ def test_while_the_rounds_stay_the_noise_does_not_change(case, steps) -> None:
 
 @unhurried
 @given(case=systems(["paper"]), steps=falling)
-def test_the_papers_noise_recomputed_in_any_round_is_the_same(case, steps) -> None:
+def test_the_papers_noise_recomputed_in_any_round_is_the_same(case: Any, steps: Any) -> None:
     # Equations (30) and (31): after any t of T rounds with one σ, (25) gives that σ again.
     system, sizes = case
     run = trained(system, sizes, steps)
@@ -132,7 +134,7 @@ def test_the_papers_noise_recomputed_in_any_round_is_the_same(case, steps) -> No
 
 @unhurried
 @given(case=systems(["tight"]), steps=falling)
-def test_exact_noise_recomputed_in_any_round_is_the_same(case, steps) -> None:
+def test_exact_noise_recomputed_in_any_round_is_the_same(case: Any, steps: Any) -> None:
     system, sizes = case
     run = trained(system, sizes, steps)
     bounds = sensitivities(system, sizes)
@@ -151,7 +153,7 @@ def test_exact_noise_recomputed_in_any_round_is_the_same(case, steps) -> None:
 
 @unhurried
 @given(case=systems(), steps=changes)
-def test_rounds_are_cut_to_the_letter_and_never_grow(case, steps) -> None:
+def test_rounds_are_cut_to_the_letter_and_never_grow(case: Any, steps: Any) -> None:
     system, sizes = case
     run = trained(system, sizes, steps)
     beta, loss, planned = Fraction(repr(system.discount)), 5.0, system.rounds
@@ -171,8 +173,8 @@ def test_rounds_are_cut_to_the_letter_and_never_grow(case, steps) -> None:
 
 @unhurried
 @given(case=systems(), steps=changes)
-def test_noise_changes_only_with_the_rounds_and_then_falls(case, steps) -> None:
-    run = trained(*case, steps)
+def test_noise_changes_only_with_the_rounds_and_then_falls(case: Any, steps: Any) -> None:
+    run = trained(*case, steps)  # type: ignore[call-arg]
     for before, after in zip(run.states, run.states[1:], strict=False):
         if after.rounds == before.rounds or after.round == after.rounds:
             assert after.noise_stds == before.noise_stds
@@ -184,7 +186,7 @@ def test_noise_changes_only_with_the_rounds_and_then_falls(case, steps) -> None:
 
 @unhurried
 @given(case=systems(["tight"]), steps=changes)
-def test_no_budget_is_overspent_and_none_is_left_over(case, steps) -> None:
+def test_no_budget_is_overspent_and_none_is_left_over(case: Any, steps: Any) -> None:
     system, sizes = case
     run = trained(system, sizes, steps)
     # The last change of plan that rounds still followed, as the number of rounds that were done by then.
@@ -204,7 +206,7 @@ def test_no_budget_is_overspent_and_none_is_left_over(case, steps) -> None:
 
 @unhurried
 @given(case=systems(), steps=changes)
-def test_every_noise_by_hand(case, steps) -> None:
+def test_every_noise_by_hand(case: Any, steps: Any) -> None:
     # (25), and the same rule in μ² over the rounds that a client answered and will answer.
     system, sizes = case
     run = trained(system, sizes, steps)
@@ -292,9 +294,7 @@ def test_the_training_ends_where_the_discount_leaves_no_further_round() -> None:
     assert len(run.orders) == 3  # ⌊0.1·8⌋ + 2 = 2 has passed already
 
 
-@pytest.mark.parametrize(
-    ("discount", "rounds", "kept"), [(0.9, 200, 180), (0.5, 7, 3), (0.7, 90, 63), (0.7, 180, 126), (0.29, 100, 29)]
-)
+@each(("discount", "rounds", "kept"), [(0.9, 200, 180), (0.5, 7, 3), (0.7, 90, 63), (0.7, 180, 126), (0.29, 100, 29)])
 def test_a_discount_means_the_decimal_number_that_was_written(discount: float, rounds: int, kept: int) -> None:
     # 0.7·90 is 63, and 62.99999999999999 in binary fractions: β = 0.7 is in the paper's own sweep.
     system = UDP(rounds=rounds, discount=discount, least_gain=GAIN)
@@ -319,7 +319,7 @@ def test_only_the_papers_crd_asks_clients_for_their_loss() -> None:
     assert [UDP(discount=one).promise((10,)).noise for one in (None, 0.9)] == ["fixed", "adaptive"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "field"),
     [
         ({"discount": 0.0}, "discount"),

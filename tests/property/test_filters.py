@@ -6,6 +6,7 @@ Filters that are wrong in a likely way stand beside the real ones, and the same 
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from dpfl.privacy.accounting import Mechanism, most_steps, tight
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.filters import CountFilter, Filter, OverheardFilter, PlainFilter, RenyiFilter
 from dpfl.privacy.ledger import worth_of
+from grids import each
 
 unhurried = settings(deadline=None)  # a busy machine is no failure
 some = settings(deadline=None, max_examples=50)
@@ -62,13 +64,13 @@ def overdraws(make: Callable[[Budget], Filter], budget: Budget, releases: Releas
 
 @unhurried
 @given(budget=budgets, releases=sequences(gaussians))
-def test_gaussian_noise_of_any_size_keeps_within_the_budget(budget, releases):
+def test_gaussian_noise_of_any_size_keeps_within_the_budget(budget: Any, releases: Any) -> None:
     assert not overdraws(plain, budget, releases)
 
 
 @some
 @given(budget=budgets, releases=sequences(gaussians))
-def test_gaussian_noise_is_refused_only_where_the_budget_cannot_pay(budget, releases):
+def test_gaussian_noise_is_refused_only_where_the_budget_cannot_pay(budget: Any, releases: Any) -> None:
     _, refused = let_through(plain(budget), releases)
     for would_be in refused[:1] + refused[-1:]:
         assert tight(would_be, budget.delta) > budget.epsilon * (1 - 1e-6)
@@ -76,26 +78,26 @@ def test_gaussian_noise_is_refused_only_where_the_budget_cannot_pay(budget, rele
 
 @few
 @given(budget=budgets, releases=sequences(st.one_of(gaussians, laplaces)))
-def test_laplace_and_gaussian_noise_together_keep_within_the_budget(budget, releases):
+def test_laplace_and_gaussian_noise_together_keep_within_the_budget(budget: Any, releases: Any) -> None:
     # The whole Gaussian part is one distribution, however many multipliers it has.
     assert not overdraws(plain, budget, releases)
 
 
 @unhurried
 @given(epsilon=st.floats(0.1, 10), releases=sequences(st.floats(0.1, 100).map(lambda b: Mechanism("laplace", b))))
-def test_laplace_noise_keeps_within_a_pure_budget(epsilon, releases):
+def test_laplace_noise_keeps_within_a_pure_budget(epsilon: Any, releases: Any) -> None:
     assert not overdraws(plain, Budget(epsilon, 0.0), releases)
 
 
 @few
 @given(budget=budgets, releases=sequences(sampled, st.integers(1, 200)))
-def test_sampled_noise_that_changes_keeps_within_the_budget(budget, releases):
+def test_sampled_noise_that_changes_keeps_within_the_budget(budget: Any, releases: Any) -> None:
     assert not overdraws(RenyiFilter, budget, releases)
 
 
 @few
 @given(budget=budgets, releases=sequences(st.one_of(sampled, laplaces), st.integers(1, 20)))
-def test_everything_mixed_keeps_within_the_budget(budget, releases):
+def test_everything_mixed_keeps_within_the_budget(budget: Any, releases: Any) -> None:
     assert not overdraws(RenyiFilter, budget, releases)
 
 
@@ -103,13 +105,13 @@ COUNTED, COUNTED_BUDGET = Mechanism("laplace", 30.0), Budget(1.0, 1e-5)
 
 
 @pytest.fixture(scope="module")
-def most():
+def most() -> Any:
     return most_steps(tight, COUNTED, COUNTED_BUDGET)
 
 
 @few
 @given(asked=st.lists(st.integers(1, 40), min_size=1, max_size=20))
-def test_a_count_pays_for_as_many_steps_as_fit_and_no_more(most, asked):
+def test_a_count_pays_for_as_many_steps_as_fit_and_no_more(most: Any, asked: Any) -> None:
     purse, paid = CountFilter(COUNTED_BUDGET, COUNTED), 0
     for count in asked:
         fits = purse.affords(COUNTED, count)
@@ -121,7 +123,7 @@ def test_a_count_pays_for_as_many_steps_as_fit_and_no_more(most, asked):
 
 @some
 @given(budget=budgets, releases=sequences(gaussians, st.just(1)), exposures=st.integers(1, 4))
-def test_any_few_uploads_that_are_overheard_keep_within_the_budget(budget, releases, exposures):
+def test_any_few_uploads_that_are_overheard_keep_within_the_budget(budget: Any, releases: Any, exposures: Any) -> None:
     purse = OverheardFilter(plain(budget), exposures)
     paid = [mechanism for mechanism, count in releases if purse.affords(mechanism, count)]
     dearest = sorted(paid, key=lambda mechanism: mechanism.multiplier)[:exposures]
@@ -130,7 +132,7 @@ def test_any_few_uploads_that_are_overheard_keep_within_the_budget(budget, relea
 
 @unhurried
 @given(budget=budgets)
-def test_the_orders_of_a_renyi_filter_share_one_delta(budget):
+def test_the_orders_of_a_renyi_filter_share_one_delta(budget: Any) -> None:
     purse = RenyiFilter(budget)
     alpha = np.array(purse.ORDERS)
     # ε = ρ + ln(1 − 1/α) − ln(δ_α·α)/(α − 1), solved for ln δ_α.
@@ -185,8 +187,8 @@ class EitherOr(PlainFilter):
             self.spent_mu_squared += count * mechanism.mu_squared
 
 
-@pytest.mark.parametrize("twin", [LooksBeforeItAdds, RepeatsItself, Forgets, CountsOnce])
-def test_a_wrong_filter_is_found_out(twin):
+@each("twin", [LooksBeforeItAdds, RepeatsItself, Forgets, CountsOnce])
+def test_a_wrong_filter_is_found_out(twin: Any) -> Any:
     def make(budget: Budget) -> PlainFilter:
         return twin(budget, worth_of([budget])[0])
 
@@ -195,7 +197,7 @@ def test_a_wrong_filter_is_found_out(twin):
     find(st.tuples(budgets, sequences(gaussians)), lambda case: overdraws(make, *case), settings=patient)
 
 
-def test_a_filter_with_two_budgets_is_found_out():
+def test_a_filter_with_two_budgets_is_found_out() -> Any:
     def make(budget: Budget) -> PlainFilter:
         return EitherOr(budget, worth_of([budget])[0])
 

@@ -1,5 +1,7 @@
 """For any chain of known layers, batch and clip: one backward pass gives the sum of gradients clipped one by one."""
 
+from typing import Any
+
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -24,9 +26,10 @@ layers = st.tuples(kinds, st.integers(1, 6), st.booleans(), st.sampled_from([nn.
 
 
 @st.composite
-def models(draw):
+def models(draw: Any) -> Any:
     """Return some layers of some kinds and widths, each with or without a bias."""
-    module, width = [nn.Flatten()], FEATURES
+    module: list[nn.Module] = [nn.Flatten()]
+    width = FEATURES
     with torch.random.fork_rng():
         torch.manual_seed(draw(seeds))
         for kind, wide, bias, activation in draw(st.lists(layers, max_size=3)):
@@ -36,15 +39,14 @@ def models(draw):
             elif kind == "convolution":
                 module += [nn.Unflatten(1, (1, width)), nn.Conv1d(1, 2, 3, padding=1, bias=bias), nn.Flatten()]
                 width *= 2
-            else:
-                grouped = kind == "group norm" and width > 1  # torch refuses to normalise a single number
-                module += [nn.GroupNorm(1, width) if grouped else nn.LayerNorm(width, bias=bias)]
+            elif width > 1:  # a single number less its mean is rounding and nothing else
+                module += [nn.GroupNorm(1, width) if kind == "group norm" else nn.LayerNorm(width, bias=bias)]
             module += [activation()]
         module.append(nn.Linear(width, CLASSES, bias=draw(st.booleans())))
     return Model(nn.Sequential(*module), cross_entropy, ridge=draw(st.sampled_from([0.0, 0.0, 0.1])))
 
 
-def batches(entries, min_size=1):
+def batches(entries: Any, min_size: Any = 1) -> Any:
     row = st.tuples(st.lists(entries, min_size=FEATURES, max_size=FEATURES), st.integers(0, CLASSES - 1))
     return st.lists(row, min_size=min_size, max_size=6).map(
         lambda rows: Records(torch.tensor([x for x, _ in rows]), torch.tensor([y for _, y in rows]))
@@ -54,29 +56,29 @@ def batches(entries, min_size=1):
 healthy = st.floats(-50, 50, width=32).map(lambda number: round(number, 3))  # 0, or not too small to be measured
 
 
-def clipped(model, batch, clip):
+def clipped(model: Any, batch: Any, clip: Any) -> Any:
     return sum_of_clipped_layered(Layered(model), model.weights(), batch.x, batch.y, clip)
 
 
-def quickly(model, batch, clip):
+def quickly(model: Any, batch: Any, clip: Any) -> Any:
     clip_norms = torch.full((len(batch),), clip.clip_norm)
     return Layered(model).sums(model.weights(), batch.x, batch.y, None, (clip_norms, clip.norm), 1)[0]
 
 
-def one_by_one(model, batch):
+def one_by_one(model: Any, batch: Any) -> Any:
     return model.record_gradients(model.weights(), batch.x, batch.y, vectorised=False)[0]
 
 
-def length(vector, norm):
+def length(vector: Any, norm: Any) -> Any:
     return torch.linalg.vector_norm(vector.double(), ord=norm).item()
 
 
-def sum_of_lengths(gradients, bound, norm):
+def sum_of_lengths(gradients: Any, bound: Any, norm: Any) -> Any:
     """Return what all records put into the sum, of which much may cancel."""
     return float(torch.linalg.vector_norm(gradients.double(), ord=norm, dim=1).clamp(max=bound).sum())
 
 
-def in_double(model, batch):
+def in_double(model: Any, batch: Any) -> Any:
     """Normalising a flat record divides by almost nothing: in single precision no two ways would agree."""
     model.module.double()
     return Records(batch.x.double(), batch.y)
@@ -84,7 +86,7 @@ def in_double(model, batch):
 
 @unhurried
 @given(model=models(), batch=batches(healthy), bound=bounds, norm=norms)
-def test_the_sum_is_that_of_gradients_clipped_one_by_one(model, batch, bound, norm):
+def test_the_sum_is_that_of_gradients_clipped_one_by_one(model: Any, batch: Any, bound: Any, norm: Any) -> None:
     batch = in_double(model, batch)
     alone = one_by_one(model, batch)
     expected, whole = sum_of_clipped([alone], bound, norm), sum_of_lengths(alone, bound, norm)
@@ -94,7 +96,7 @@ def test_the_sum_is_that_of_gradients_clipped_one_by_one(model, batch, bound, no
 
 @unhurried
 @given(model=models(), batch=batches(healthy, 2))
-def test_every_such_model_is_known(model, batch):
+def test_every_such_model_is_known(model: Any, batch: Any) -> None:
     batch = in_double(model, batch)
     assume(torch.linalg.vector_norm(one_by_one(model, batch), dim=1).min() > 1e-2)  # of nothing, nothing can be told
     assert layered(model, batch.x, batch.y) is not None
@@ -102,7 +104,7 @@ def test_every_such_model_is_known(model, batch):
 
 @unhurried
 @given(model=models(), batch=batches(any_floats), bound=bounds, norm=norms)
-def test_whatever_comes_in_goes_out_finite_and_within_the_bound(model, batch, bound, norm):
+def test_whatever_comes_in_goes_out_finite_and_within_the_bound(model: Any, batch: Any, bound: Any, norm: Any) -> None:
     total = clipped(model, batch, RecordClip(bound, norm))
     assert torch.isfinite(total).all()
     assert length(total, norm) <= len(batch) * bound * (1 + ROUNDING)
@@ -110,14 +112,16 @@ def test_whatever_comes_in_goes_out_finite_and_within_the_bound(model, batch, bo
 
 @unhurried
 @given(model=models(), batch=batches(any_floats), bound=bounds, norm=norms)
-def test_in_haste_a_sum_is_within_the_bound_or_not_finite(model, batch, bound, norm):
+def test_in_haste_a_sum_is_within_the_bound_or_not_finite(model: Any, batch: Any, bound: Any, norm: Any) -> None:
     total = quickly(model, batch, RecordClip(bound, norm))
     assert not torch.isfinite(total).all() or length(total, norm) <= len(batch) * bound * (1 + ROUNDING)
 
 
 @unhurried
 @given(model=models(), batch=batches(any_floats, 2), bound=bounds, norm=norms, data=st.data())
-def test_replacing_one_record_moves_the_sum_by_twice_the_clip_at_most(model, batch, bound, norm, data):
+def test_replacing_one_record_moves_the_sum_by_twice_the_clip_at_most(
+    model: Any, batch: Any, bound: Any, norm: Any, data: Any
+) -> None:
     i = data.draw(st.integers(0, len(batch) - 1))
     stranger = data.draw(batches(any_floats))
     x, y = batch.x.clone(), batch.y.clone()
@@ -130,7 +134,7 @@ def test_replacing_one_record_moves_the_sum_by_twice_the_clip_at_most(model, bat
 
 @unhurried
 @given(model=models(), batch=batches(healthy, 2), bound=bounds, norm=norms)
-def test_a_record_counts_the_same_in_any_company(model, batch, bound, norm):
+def test_a_record_counts_the_same_in_any_company(model: Any, batch: Any, bound: Any, norm: Any) -> None:
     batch = in_double(model, batch)
     clip = RecordClip(bound, norm)
     alone = [clipped(model, Records(batch.x[i : i + 1], batch.y[i : i + 1]), clip) for i in range(len(batch))]

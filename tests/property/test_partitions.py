@@ -1,5 +1,7 @@
 """Whatever is asked for: no record goes to two clients, none is lost unless asked, and promises on sizes hold."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -16,29 +18,29 @@ client_counts = st.integers(1, 20)
 unhurried = settings(deadline=None)  # a busy machine is no failure
 
 
-def rng(seed):
+def rng(seed: Any) -> Any:
     return Streams(seed).public.generator("partition")
 
 
-def joined(rows):
+def joined(rows: Any) -> Any:
     return np.concatenate([piece.numpy() for piece in rows]).tolist()
 
 
-def check_disjoint(rows, clients, records):
+def check_disjoint(rows: Any, clients: Any, records: Any) -> None:
     assert len(rows) == clients
     every = joined(rows)
     assert len(set(every)) == len(every)
     assert set(every) <= set(range(records))
 
 
-def check_complete(rows, clients, records):
+def check_complete(rows: Any, clients: Any, records: Any) -> None:
     check_disjoint(rows, clients, records)
     assert len(joined(rows)) == records
 
 
 @unhurried
 @given(records=st.integers(1, 200), clients=client_counts, seed=seeds)
-def test_iid_shares_out_everything_evenly(records, clients, seed):
+def test_iid_shares_out_everything_evenly(records: Any, clients: Any, seed: Any) -> None:
     assume(clients <= records)
     rows = iid(records, clients, rng(seed))
     check_complete(rows, clients, records)
@@ -48,7 +50,7 @@ def test_iid_shares_out_everything_evenly(records, clients, seed):
 
 @unhurried
 @given(targets=label_lists, clients=client_counts, seed=seeds)
-def test_sorted_pieces_are_in_order(targets, clients, seed):
+def test_sorted_pieces_are_in_order(targets: Any, clients: Any, seed: Any) -> None:
     assume(clients <= len(targets))
     rows = sorted_cut(targets.float(), clients, rng(seed))
     check_complete(rows, clients, len(targets))
@@ -64,7 +66,7 @@ def test_sorted_pieces_are_in_order(targets, clients, seed):
     each=st.integers(1, 4),
     seed=seeds,
 )
-def test_sizes_are_met_exactly(labels, groups, each, seed):
+def test_sizes_are_met_exactly(labels: Any, groups: Any, each: Any, seed: Any) -> None:
     clients = each * len(groups)
     wanted = [size for size in groups for _ in range(each)]
     assume(sum(wanted) <= len(labels) and clients <= len(labels))
@@ -84,7 +86,9 @@ def test_sizes_are_met_exactly(labels, groups, each, seed):
     sizes=st.none() | st.integers(1, 12),
     seed=seeds,
 )
-def test_every_client_holds_exactly_its_number_of_classes(labels, clients, per_client, sizes, seed):
+def test_every_client_holds_exactly_its_number_of_classes(
+    labels: Any, clients: Any, per_client: Any, sizes: Any, seed: Any
+) -> None:
     try:
         rows = classes(labels, clients, per_client, rng(seed), sizes=sizes)
     except BadInput:
@@ -111,7 +115,9 @@ def test_every_client_holds_exactly_its_number_of_classes(labels, clients, per_c
     least=st.integers(1, 3),
     seed=seeds,
 )
-def test_dirichlet_shares_out_everything_and_leaves_nobody_short(labels, clients, alpha, least, seed):
+def test_dirichlet_shares_out_everything_and_leaves_nobody_short(
+    labels: Any, clients: Any, alpha: Any, least: Any, seed: Any
+) -> None:
     if clients * least > len(labels):
         with pytest.raises(BadInput, match=r"^(clients|min_records) must be at most"):
             dirichlet(labels, clients, alpha, rng(seed), min_records=least)
@@ -126,7 +132,7 @@ def test_dirichlet_shares_out_everything_and_leaves_nobody_short(labels, clients
 
 @unhurried
 @given(groups=label_lists, seed=seeds, data=st.data())
-def test_a_writer_is_whole(groups, seed, data):
+def test_a_writer_is_whole(groups: Any, seed: Any, data: Any) -> None:
     names = np.unique(groups.numpy())
     clients = data.draw(st.integers(1, len(names)))
     rows = writer(groups, clients, rng(seed))
@@ -143,7 +149,7 @@ def test_a_writer_is_whole(groups, seed, data):
     share=st.floats(0, 1, exclude_min=True),
     seed=seeds,
 )
-def test_a_share_is_part_of_what_was_there(records, clients, share, seed):
+def test_a_share_is_part_of_what_was_there(records: Any, clients: Any, share: Any, seed: Any) -> None:
     assume(clients <= records)
     before = iid(records, clients, rng(seed))
     after = keep_share(before, share, rng(seed + 1))

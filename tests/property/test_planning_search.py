@@ -120,7 +120,7 @@ def test_a_valley_that_runs_across_two_numbers(first: float, second: float, lean
 @given(boxes())
 def test_the_edges_can_be_best(ranges: Ranges) -> None:
     for sign, end in ((1, 0), (-1, 1)):
-        found = least(lambda numbers, sign=sign: sign * sum(numbers.values()), ranges)
+        found = least(lambda numbers, sign=sign: sign * sum(numbers.values()), ranges)  # type: ignore[misc]
         assert found == {name: ends[end] for name, ends in ranges.items()}
 
 

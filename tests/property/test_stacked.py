@@ -14,13 +14,13 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 import torch
-from asking import request, sum_of, uploads_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
 import dpfl
+from conformance.asking import request, sum_of, uploads_of
 from dpfl.clients import stacked
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
@@ -34,6 +34,7 @@ from dpfl.orders import ClientClip, Full, Gaussian, Laplace, ModelClip, Order, P
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams
 from dpfl.systems import SYSTEMS, PrivateSystem, System
+from grids import each
 
 derandomised = bool(os.environ.get("CI"))
 
@@ -266,10 +267,10 @@ def test_whoever_is_asked_for_a_sum_alone_knows_who_uploaded_and_nothing_else(co
 # Broken records: a gradient that cannot be measured counts as nothing, as by the reference client.
 
 
-@pytest.mark.parametrize("apart", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("size", [1e5, 1e9, 1e11, 1e15, 1e19, 1e30, 1e38, float("inf"), float("nan")])
+@each("apart", [True, False])
+@each("dtype", [torch.float32, torch.float64])
+@each("norm", [1, 2])
+@each("size", [1e5, 1e9, 1e11, 1e15, 1e19, 1e30, 1e38, float("inf"), float("nan")])
 def test_a_record_of_any_size_counts_as_much_as_the_clip_allows(
     size: float, norm: Any, dtype: torch.dtype, apart: bool
 ) -> None:
@@ -304,10 +305,10 @@ def relative_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((outputs.squeeze(-1) - targets) / targets).square()
 
 
-@pytest.mark.parametrize("batch", [Full(), Poisson(0.6)], ids=["full", "sampled"])
-@pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("clip", [None, RecordClip(1.0), ClientClip(1.0), ModelClip(1.0)], ids=str)
-@pytest.mark.parametrize("loss", [cross_entropy, relative_error])
+@each("batch", [Full(), Poisson(0.6)], ids=["full", "sampled"])
+@each("steps", [1, 2])
+@each("clip", [None, RecordClip(1.0), ClientClip(1.0), ModelClip(1.0)], ids=str)
+@each("loss", [cross_entropy, relative_error])
 def test_gaps_never_count(loss: Any, clip: Any, steps: int, batch: Full | Poisson) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(2)
@@ -351,9 +352,10 @@ def every_system() -> dict[str, System[Any]]:
 
 
 @pytest.mark.filterwarnings(f"ignore::{Caution.__module__}.{Caution.__name__}")
-@pytest.mark.parametrize("system", every_system().values(), ids=every_system().keys())
+@each("system", every_system().values(), ids=every_system().keys())
 def test_a_training_ends_with_the_same_model_whoever_performs_it(system: System[Any]) -> None:
-    models, starts, seen = [], [], []
+    models, starts = [], []
+    seen: list[Any] = []
     for backend in ("reference", "stacked"):
         with torch.random.fork_rng():
             torch.manual_seed(5)
@@ -361,7 +363,7 @@ def test_a_training_ends_with_the_same_model_whoever_performs_it(system: System[
         starts.append(torch.cat([p.detach().flatten().clone() for p in module.parameters()]))
         run = dpfl.train(
             system, federation(), module, loss=functional.cross_entropy, seed=4, backend=backend,
-            on_uploads=lambda round, uploads, seen=seen: seen.append(torch.stack(list(uploads.values()))),
+            on_uploads=lambda round, uploads, seen=seen: seen.append(torch.stack(list(uploads.values()))),  # type: ignore[misc]
         )  # fmt: skip
         models.append(torch.cat([p.detach().flatten() for p in run.model.parameters()]))
     assert torch.equal(starts[0], starts[1])

@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 import torch
-from asking import uploads_of
 from torch import Tensor, nn
 
+from conformance.asking import uploads_of
 from dpfl.clients.reference import ReferenceClients
 from dpfl.federation import Records, RoundRobin, Schedule
 from dpfl.models import Model
@@ -23,6 +22,7 @@ from dpfl.privacy import paper_formulas
 from dpfl.privacy.ledger import Charged
 from dpfl.server.aggregation import aggregate
 from dpfl.streams import Streams
+from grids import each
 
 SIZES = (3, 5, 8, 4, 10, 6)
 CLIENTS, COHORT, ROUNDS, DIM = len(SIZES), 2, 60, 4_000
@@ -110,7 +110,7 @@ VARIANCES = {
 }
 
 
-@pytest.mark.parametrize(("order_of", "variance"), VARIANCES.items(), ids=[order.__name__ for order in VARIANCES])
+@each(("order_of", "variance"), VARIANCES.items(), ids=[order.__name__ for order in VARIANCES])
 def test_the_averaged_noise_has_its_variance(order_of: Callable[[int], Order], variance: float) -> None:
     ratio = simulated(order_of) / variance
     assert abs(ratio - 1) < 0.02

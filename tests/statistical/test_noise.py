@@ -7,10 +7,10 @@ hand passes); with these sample sizes a scale that is 5 % off is rejected all bu
 import numpy as np
 import pytest
 import torch
-from asking import uploads_of
 from scipy import stats
 from torch import Tensor, nn
 
+from conformance.asking import uploads_of
 from dpfl.clients.reference import ReferenceClients, perform
 from dpfl.federation import Records, federate
 from dpfl.models import Model, build
@@ -18,6 +18,7 @@ from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson
 from dpfl.privacy.ledger import Charged
 from dpfl.privacy.mechanisms import add_noise
 from dpfl.streams import Streams
+from grids import each
 
 FALSE_ALARM = 1e-3
 DRAWS = 100_000
@@ -32,8 +33,8 @@ devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=o
 
 
 @devices
-@pytest.mark.parametrize("std", [1e-6, 1.0, 300.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each("std", [1e-6, 1.0, 300.0])
+@each("dtype", [torch.float32, torch.float64])
 def test_gaussian_noise_has_its_declared_law(std: float, dtype: torch.dtype, device: str) -> None:
     noised = add_noise(
         torch.zeros(DRAWS, dtype=dtype, device=device), Gaussian(std), Streams(1).secret.generator("noise")
@@ -46,7 +47,7 @@ def test_gaussian_noise_has_its_declared_law(std: float, dtype: torch.dtype, dev
 
 
 @devices
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 300.0])
+@each("scale", [1e-6, 1.0, 300.0])
 def test_laplace_noise_has_its_declared_law(scale: float, device: str) -> None:
     noised = add_noise(torch.zeros(DRAWS, device=device), Laplace(scale), Streams(1).secret.generator("noise"))
     assert noised.device.type == device
@@ -67,7 +68,7 @@ def uploads(order: Order, *, seed: int = 3, rounds: int = 1) -> np.ndarray:
     return np.stack([np.stack([round[client].numpy() for client in range(10)]) for round in played])
 
 
-@pytest.mark.parametrize(
+@each(
     ("clip", "steps"),
     [(RecordClip(1.0), 1), (ClientClip(1.0), 2), (ModelClip(1.0), 2)],
     ids=["record", "client", "model"],

@@ -8,6 +8,7 @@ from scipy import stats
 
 from dpfl.errors import BadInput
 from dpfl.streams import Streams
+from grids import each
 
 
 def draw(seed: int | None, purpose: str = "noise", client: int | None = 0, round: int | None = 1) -> np.ndarray:
@@ -52,7 +53,7 @@ def test_neighbouring_streams_are_uniform_together() -> None:
     assert stats.kstest(first**1.1, "uniform").pvalue < 1e-3
 
 
-@pytest.mark.parametrize("seed", [-1, 1.5, "7", True])
+@each("seed", [-1, 1.5, "7", True])
 def test_a_seed_is_a_whole_number(seed: object) -> None:
     with pytest.raises(BadInput, match="seed must be"):
-        Streams(seed)  # type: ignore[arg-type]
+        Streams(seed)

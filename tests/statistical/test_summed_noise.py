@@ -14,10 +14,10 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from asking import sum_of, uploads_of
 from scipy import special, stats
 from torch import Tensor, nn
 
+from conformance.asking import sum_of, uploads_of
 from dpfl.clients import stacked
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
@@ -27,6 +27,7 @@ from dpfl.models import Model
 from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams
+from grids import each
 
 FALSE_ALARM = 1e-3
 DIM, ROUNDS = 20_000, 5
@@ -161,7 +162,7 @@ each_way = pytest.mark.parametrize("performs", [by_reference, by_sum, each_alone
 
 
 @each_way
-@pytest.mark.parametrize("order_of", ORDERS)
+@each("order_of", ORDERS)
 def test_the_sum_has_the_noise_of_all(order_of: OrderOf, performs: Callable[..., Tensor]) -> None:
     drawn, sizes = np.sort(sample(performs, order_of)), in_sum(order_of)
     std = math.hypot(*(one for client in sizes for one in client))
@@ -223,8 +224,8 @@ def related(one: Tensor, other: Tensor) -> float:
     return abs(float(np.corrcoef(one.numpy(), other.numpy())[0, 1])) * math.sqrt(len(one))
 
 
-@pytest.mark.parametrize("performs", [by_sum, each_alone])
-@pytest.mark.parametrize("order_of", ORDERS)
+@each("performs", [by_sum, each_alone])
+@each("order_of", ORDERS)
 def test_rounds_and_seeds_never_share_noise(order_of: OrderOf, performs: Callable[..., Tensor]) -> None:
     first = performs(order_of, 1)
     for other in (performs(order_of, 2), performs(order_of, 1, seed=4)):
@@ -295,7 +296,7 @@ def test_sums_of_laplace_noise(order_of: OrderOf, performs: Callable[..., Tensor
     for law in (0.0, 3.0):  # one draw of the summed variance: Gaussian, or Laplace
         assert abs(law - excess) > 0.1 * (1 + excess)
     # The same law as that of the reference client's uploads, by way of its own draws.
-    theirs = sample(lambda *args: by_reference(*args, seed=9), order_of, rounds=10)
+    theirs = sample(lambda *args: by_reference(*args, seed=9), order_of, rounds=10)  # type: ignore[misc]
     assert stats.ks_2samp(drawn, theirs, method="asymp").pvalue > FALSE_ALARM
     assert stats.ks_2samp(1.05 * drawn, theirs, method="asymp").pvalue < FALSE_ALARM
 

@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_tables_are_written_between_their_marks_only(tmp_path: Path) -> None:
     ("what", "expected"),
     [("systems", SYSTEMS), ("data", LOADERS), ("models", ARCHITECTURES), ("experiments", names())],
 )
-def test_a_list_is_complete_and_has_a_line_for_each(what: str, expected) -> None:
+def test_a_list_is_complete_and_has_a_line_for_each(what: str, expected: Any) -> None:
     rows = catalogue.LISTS[what]()
     assert sorted(row["name"] for row in rows) == sorted(expected)
     heading, *lines = catalogue.text(rows).splitlines()

@@ -10,9 +10,10 @@ from dpfl.config import Config, Settings, parse, read
 from dpfl.errors import BadInput
 from dpfl.options import literal
 from dpfl.systems import SYSTEMS, UDP, FedAvg, FedProx, FedSGD
+from grids import each
 
 CONFIGS = [
-    *[Config(system(), Settings()) for system in SYSTEMS.values()],
+    *[Config(system(), Settings()) for system in SYSTEMS.values()],  # type: ignore[call-arg]
     Config(
         UDP(
             rounds=7, lr=1e-20, cohort=3, clip=1e16, epsilon=(0.1, 1 / 3, 8.0), delta=(1e-5, 1e-300, 0.5),
@@ -34,7 +35,7 @@ def parsed(config: Config) -> Config:
     return parse(tomllib.loads(config.to_toml()))
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.system.name)
+@each("config", CONFIGS, ids=lambda config: config.system.name)
 def test_toml_loses_nothing(config: Config) -> None:
     assert parsed(config) == config
     assert parsed(config).to_toml() == config.to_toml()
@@ -100,7 +101,7 @@ def test_an_option_of_another_system_is_unknown() -> None:
         parse({"system": "fedavg", "epsilon": 3.0})
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"rounds": 2.5}, "rounds must be a whole number, was 2.5"),
@@ -174,7 +175,7 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
         assert repr(str(path)) in str(refusal.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "value"),
     [
         ("3", 3),

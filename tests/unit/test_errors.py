@@ -13,6 +13,7 @@ from dpfl.errors import (
     require_readable,
     suggestion,
 )
+from grids import each
 
 KNOWN = {"udp": 1, "fedavg": 2, "fedprox": 3}
 
@@ -21,7 +22,7 @@ def test_a_known_name_is_found() -> None:
     assert choose("system", "fedavg", KNOWN) == 2
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "end"),
     [
         ("upd", "was 'upd'; did you mean 'udp'?"),
@@ -41,15 +42,15 @@ def test_a_suggestion_is_the_nearest_or_nothing() -> None:
     assert suggestion("qqqq", ["delta", "epsilon"]) == ""
 
 
-@pytest.mark.parametrize("value", [1, 0.5, 1e-300])
+@each("value", [1, 0.5, 1e-300])
 def test_a_positive_number_passes(value: float) -> None:
     require_positive("lr", value, "try 0.1")
 
 
-@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, "1", None])
+@each("value", [0, -1.0, math.nan, math.inf, "1", None])
 def test_anything_else_is_refused_with_the_way_out(value: object) -> None:
     with pytest.raises(BadInput) as refusal:
-        require_positive("lr", value, "try 0.1")  # type: ignore[arg-type]
+        require_positive("lr", value, "try 0.1")
     assert str(refusal.value) == f"lr must be a finite number above 0, was {value!r}; try 0.1"
 
 
@@ -58,10 +59,10 @@ def test_a_count_passes() -> None:
     require_count("seed", 0, "leave it out", at_least=0)
 
 
-@pytest.mark.parametrize("value", [0, -3, True, 2.0, "2", None])
+@each("value", [0, -3, True, 2.0, "2", None])
 def test_what_is_no_count_is_refused(value: object) -> None:
     with pytest.raises(BadInput) as refusal:
-        require_count("rounds", value, "train for one")  # type: ignore[arg-type]
+        require_count("rounds", value, "train for one")
     assert str(refusal.value) == f"rounds must be a whole number of at least 1, was {value!r}; train for one"
 
 

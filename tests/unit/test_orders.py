@@ -8,6 +8,7 @@ import pytest
 
 from dpfl.errors import BadInput
 from dpfl.orders import ClientClip, Full, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip, sensitivity
+from grids import each
 
 ORDERS = [
     Order(steps=1, learning_rate=0.1),
@@ -18,7 +19,7 @@ ORDERS = [
 ]
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@each("order", ORDERS)
 def test_json_loses_nothing(order: Order) -> None:
     assert Order.from_json(order.to_json()) == order
     assert Order.from_json(order.to_json()).to_json() == order.to_json()
@@ -48,7 +49,7 @@ def test_an_order_names_its_version_and_a_newer_one_is_refused() -> None:
         Order.from_json(json.dumps(plain | {"version": 2, "momentum": 0.9}))
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",
@@ -65,7 +66,7 @@ def test_anything_but_an_order_is_refused(text: str) -> None:
         Order.from_json(text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "field"),
     [
         (lambda: Order(steps=0, learning_rate=0.1), "steps"),
@@ -74,10 +75,10 @@ def test_anything_but_an_order_is_refused(text: str) -> None:
         (lambda: Order(steps=1, learning_rate=math.nan), "lr"),
         (lambda: Order(steps=3, learning_rate=(0.1, 0.2)), "lr"),
         (lambda: Order(steps=1, learning_rate=0.1, proximal=-1.0), "proximal"),
-        (lambda: Order(steps=1, learning_rate=0.1, noise_on="both"), "noise_on"),  # type: ignore[arg-type]
+        (lambda: Order(steps=1, learning_rate=0.1, noise_on="both"), "noise_on"),
         (lambda: RecordClip(0.0), "clip"),
         (lambda: RecordClip(math.inf), "clip"),
-        (lambda: ClientClip(1.0, 3), "norm"),  # type: ignore[arg-type]
+        (lambda: ClientClip(1.0, 3), "norm"),
         (lambda: Poisson(0.0), "sampling_rate"),
         (lambda: Poisson(1.1), "sampling_rate"),
         (lambda: Gaussian(0.0), "noise_std"),
@@ -94,7 +95,7 @@ RECORD, CLIENT = {"unit": "record"}, {"unit": "client"}
 REPLACE, ADD_REMOVE = {"neighbours": "replace"}, {"neighbours": "add-remove"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("order", "relation", "expected"),
     [
         # Each record clipped, one step, noise on the upload: 2ηC/n, halved for add/remove; the client: 2ηC.
@@ -135,14 +136,11 @@ def test_sensitivity_by_hand(order: dict, relation: dict, expected: float) -> No
 
 def test_the_l1_clip_bounds_both_norms() -> None:
     order = Order(steps=1, learning_rate=0.5, clip=RecordClip(3.0, 1))
-    bounds = {
-        norm: sensitivity(order, records=10, unit="record", neighbours="replace", norm=norm)  # type: ignore[arg-type]
-        for norm in (1, 2)
-    }
+    bounds = {norm: sensitivity(order, records=10, unit="record", neighbours="replace", norm=norm) for norm in (1, 2)}
     assert bounds[1] == bounds[2] == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("order", "norm", "reason"),
     [
         (Order(steps=1, learning_rate=0.1), 2, "clip must be set"),
@@ -153,7 +151,7 @@ def test_the_l1_clip_bounds_both_norms() -> None:
 )
 def test_what_has_no_proof_is_refused_with_a_reason(order: Order, norm: int, reason: str) -> None:
     with pytest.raises(BadInput, match=reason):
-        sensitivity(order, records=10, unit="record", neighbours="replace", norm=norm)  # type: ignore[arg-type]
+        sensitivity(order, records=10, unit="record", neighbours="replace", norm=norm)
 
 
 def test_releases_and_rates() -> None:
@@ -164,7 +162,7 @@ def test_releases_and_rates() -> None:
 
 
 # η = 0.5, n = 10 and q = 0.2: a mean over all records divides by 10, over a batch by the expected 2.
-@pytest.mark.parametrize(
+@each(
     ("order", "expected"),
     [
         # Noise on the upload is in the upload as it is, whatever came before it.
@@ -188,14 +186,13 @@ def test_what_the_noise_is_in_the_upload_by_hand(order: dict, expected: float | 
     assert found == (expected if expected is None else pytest.approx(expected, rel=1e-12))
 
 
-@pytest.mark.parametrize("clip", [RecordClip(3.0), ClientClip(3.0)])
-@pytest.mark.parametrize("batch", [Full(), Poisson(0.2)])
-@pytest.mark.parametrize("unit", ["record", "client"])
+@each("clip", [RecordClip(3.0), ClientClip(3.0)])
+@each("batch", [Full(), Poisson(0.2)])
+@each("unit", ["record", "client"])
 def test_noise_and_sensitivity_of_one_step_reach_the_upload_alike(clip: object, batch: object, unit: str) -> None:
     # Noise before or after the division: the same bound, once it is expressed in the upload.
     inside, outside = (
-        Order(steps=1, learning_rate=0.5, clip=clip, batch=batch, noise_on=place)  # type: ignore[arg-type]
-        for place in ("step", "upload")
+        Order(steps=1, learning_rate=0.5, clip=clip, batch=batch, noise_on=place) for place in ("step", "upload")
     )
     for neighbours in ("replace", "add-remove"):
         question = {"records": 10, "unit": unit, "neighbours": neighbours, "norm": 2}
@@ -203,7 +200,7 @@ def test_noise_and_sensitivity_of_one_step_reach_the_upload_alike(clip: object, 
         assert in_upload == pytest.approx(sensitivity(outside, **question), rel=1e-12)
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "field"),
     [
         ({"unit": "user"}, "unit"),

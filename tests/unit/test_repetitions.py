@@ -104,7 +104,7 @@ def test_models_with_random_layers_train_one_after_the_other() -> None:
 )
 def test_bad_input_is_one_sentence(system: object, options: dict[str, object], words: list[str]) -> None:
     with pytest.raises(BadInput) as problem:
-        repeat(system, federation(), "softmax", **options)  # type: ignore[arg-type]
+        repeat(system, federation(), "softmax", **options)
     assert all(word in str(problem.value) for word in words)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from dpfl import run_folder
 from dpfl.errors import BadInput
+from grids import each
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ def test_json_is_written_whole_and_leaves_no_scratch_file(tmp_path: Path) -> Non
     assert "ε" in (tmp_path / run_folder.CERTIFICATE).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
+@each(
     ("read", "name"),
     [
         (lambda path: run_folder.read_json(path, run_folder.CERTIFICATE), run_folder.CERTIFICATE),

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,14 +36,14 @@ def test_both_parts_make_one_flat_table_in_the_order_of_a_config() -> None:
 
 
 @pytest.mark.parametrize("setting", fields(Settings), ids=lambda setting: setting.name)
-def test_every_setting_says_what_it_is(setting) -> None:
+def test_every_setting_says_what_it_is(setting: Any) -> None:
     assert setting.metadata["help"].endswith(".")
     assert setting.metadata["metavar"]
     assert isinstance(setting.metadata["compared"], bool)
 
 
 @pytest.mark.parametrize(("function", "kind"), [(dpfl.federate, DataSettings), (dpfl.train, TrainSettings)])
-def test_a_signature_shows_every_setting_with_its_default_and_its_help(function, kind) -> None:
+def test_a_signature_shows_every_setting_with_its_default_and_its_help(function: Any, kind: Any) -> None:
     shown = inspect.signature(function).parameters
     assert "settings" not in shown
     for setting in fields(kind):

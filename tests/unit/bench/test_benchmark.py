@@ -14,6 +14,7 @@ from dpfl.bench.timing import medians
 from dpfl.bench.workloads import WORKLOADS, Workload, draw
 from dpfl.errors import BadInput
 from dpfl.orders import Poisson
+from grids import each
 
 CPU = torch.device("cpu")
 
@@ -32,7 +33,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "_gemm_size", lambda device: 64)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@each("name", WORKLOADS)
 def test_the_floor_counts_the_operations_of_plain_training(name: str) -> None:
     workload = small(name)
     problem = draw(workload)
@@ -132,7 +133,7 @@ def test_repetitions_and_tricks_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"with_ms", "without_ms"} == set(tricks.tricks(seconds=0.001)["moments"])
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "options", "words"),
     [
         (["W9"], {}, ["what to bench", "W9", "W1"]),
@@ -143,7 +144,7 @@ def test_repetitions_and_tricks_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_input_is_one_sentence(names: list[str], options: dict[str, object], words: list[str]) -> None:
     usual = {"peers": [], "device": "cpu", "seconds": 0.001, "reference": False, "precision": "float32"}
     with pytest.raises(BadInput) as problem:
-        suite.run(names, **(usual | options), on_start=lambda _: None)  # type: ignore[arg-type]
+        suite.run(names, **(usual | options), on_start=lambda _: None)
     assert all(word in str(problem.value) for word in words)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from dpfl.bench import loop
 from dpfl.bench.workloads import WORKLOADS, DrawnWorkload, draw
 from dpfl.orders import Gaussian, Poisson, RecordClip
+from grids import each
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def assert_plays_as_the_loop(play: Callable[[], Tensor], problem: DrawnWorkload)
     assert torch.equal(problem.broadcast, broadcast)
 
 
-@pytest.mark.parametrize(("name", "steps"), [("W1", 2), ("W2", 2), ("W4", 1)])
+@each(("name", "steps"), [("W1", 2), ("W2", 2), ("W4", 1)])
 def test_pfl_plays_as_the_loop(pfl: ModuleType, name: str, steps: int) -> None:
     problem = tiny(name, steps=steps)
     assert_plays_as_the_loop(pfl.prepare(problem), problem)

@@ -20,6 +20,7 @@ from dpfl.models import Model, build
 from dpfl.models.architectures import cross_entropy
 from dpfl.orders import Question
 from dpfl.streams import Streams
+from grids import each
 
 SIZES, BOTH = (7, 4, 30, 12, 1, 7), ("loss", "curvature")
 
@@ -55,8 +56,8 @@ def assert_same(ours: dict[Question, dict[int, float]], theirs: dict[Question, d
         assert list(ours[question].values()) == pytest.approx(list(answers.values()), rel=1e-9)
 
 
-@pytest.mark.parametrize("room", [None, 1, 20_000])  # all together, each alone, in groups
-@pytest.mark.parametrize("name", ["linear", "svm", "softmax", "mlp", "udp-cnn", "ali-cnn"])
+@each("room", [None, 1, 20_000])  # all together, each alone, in groups
+@each("name", ["linear", "svm", "softmax", "mlp", "udp-cnn", "ali-cnn"])
 def test_answers_are_those_of_the_reference_client(name: str, room: int | None) -> None:
     classes = None if name == "linear" else 2 if name == "svm" else 3
     shape = (1, 14, 14) if "cnn" in name else (5,)

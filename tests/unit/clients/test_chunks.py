@@ -10,6 +10,7 @@ from dpfl.clients.chunks import Chunk, Columns, by_kind
 from dpfl.orders import ClientClip, Full, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
 from dpfl.privacy.ledger import Charged
 from dpfl.privacy.mechanisms import Law
+from grids import each
 
 PLAIN = Order(steps=2, learning_rate=0.5, clip=RecordClip(1.0), noise=Gaussian(0.1))
 
@@ -25,7 +26,7 @@ def charged(*orders: Order) -> dict[int, Charged]:
 # By kind.
 
 
-@pytest.mark.parametrize(
+@each(
     "other",
     [
         replace(PLAIN, steps=3),
@@ -45,7 +46,7 @@ def test_orders_of_unlike_kinds_are_kept_apart(other: Order) -> None:
     assert clients_of(by_kind(charged(PLAIN, other, PLAIN, other))) == [[0, 2], [1, 3]]
 
 
-@pytest.mark.parametrize(
+@each(
     "other",
     [
         replace(PLAIN),
@@ -79,9 +80,7 @@ def test_nobody_makes_no_chunk() -> None:
     assert by_kind({}) == []
 
 
-@pytest.mark.parametrize(
-    ("noise", "law"), [(Gaussian(0.1), Gaussian), (Laplace(0.1), Laplace), (None, Gaussian)], ids=str
-)
+@each(("noise", "law"), [(Gaussian(0.1), Gaussian), (Laplace(0.1), Laplace), (None, Gaussian)], ids=str)
 def test_the_law_is_that_of_the_noise(noise: Gaussian | Laplace | None, law: Law) -> None:
     assert by_kind(charged(replace(PLAIN, noise=noise)))[0].law is law
 

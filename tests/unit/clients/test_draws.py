@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from conformance.asking import request
 from dpfl.clients.chunks import Chunk
-from dpfl.clients.draws import Draws, EachClient, OnDevice, OneStream, draw_sum, room_for
+from dpfl.clients.draws import Draws, EachClient, OnDevice, OneStream, draw_sum, own_stream, room_for
 from dpfl.clients.pool import Batch, Pool
+from dpfl.clients.uploads import Request
 from dpfl.federation import Records
 from dpfl.orders import Gaussian, Laplace, Order, Poisson
 from dpfl.privacy.ledger import Charged
@@ -38,14 +40,26 @@ def chosen(batch: Batch, clients: int) -> list[list[int]]:
     return [mine[counts == 1].tolist() for mine, counts in pairs]
 
 
+def own_streams(streams: Streams, pool: Pool, chunk: Chunk, round: int, dim: int) -> EachClient:
+    return EachClient(streams, pool, chunk, asked(chunk, round), dim)
+
+
+def one_stream(streams: Streams, pool: Pool, chunk: Chunk, round: int, dim: int) -> OneStream:
+    return OneStream(streams, pool, chunk, asked(chunk, round), dim)
+
+
+def asked(chunk: Chunk, round: int) -> Request:
+    return request(dict(zip(chunk.clients, chunk.paid, strict=True)), torch.zeros(1), round)
+
+
 def on_device(streams: Streams, pool: Pool, chunk: Chunk, round: int, dim: int, *, roomy: bool = False) -> OnDevice:
     """Draw as a GPU does, on the CPU."""
-    seed = int(streams.generator("chunk", client=chunk.clients[0], round=round).integers(2**63))
+    seed = int(streams.secret.generator("chunk", client=chunk.clients[0], round=round).integers(2**63))
     return OnDevice(torch.Generator().manual_seed(seed), pool, chunk, dim, roomy=roomy)
 
 
 SOURCES: dict[str, Callable[[Streams, Pool, Chunk, int, int], Draws]] = {
-    "own streams": EachClient, "one stream": OneStream, "on the device": on_device,
+    "own streams": own_streams, "one stream": one_stream, "on the device": on_device,
 }  # fmt: skip
 
 
@@ -55,9 +69,11 @@ SOURCES: dict[str, Callable[[Streams, Pool, Chunk, int, int], Draws]] = {
 @pytest.mark.parametrize("law", [Gaussian, Laplace])
 def test_each_client_draws_what_the_reference_client_draws(law: Law) -> None:
     streams, whole = Streams(4), pool()
-    draws = EachClient(streams, whole, chunk(CLIENTS, RATES, law), 3, 5)
-    batches = [streams.generator("batches", client=client, round=3) for client in CLIENTS]
-    noises = [streams.secret.generator("noise", client=client, round=3) for client in CLIENTS]
+    some = chunk(CLIENTS, RATES, law)
+    draws = own_streams(streams, whole, some, 3, 5)
+    batches, noises = (
+        [own_stream(streams, purpose, client, asked(some, 3)) for client in CLIENTS] for purpose in ("batches", "noise")
+    )
     for _ in range(3):  # step after step
         found = chosen(draws.batch(), 3)
         for mine, client, rng, rate in zip(found, CLIENTS, batches, RATES, strict=True):
@@ -67,8 +83,8 @@ def test_each_client_draws_what_the_reference_client_draws(law: Law) -> None:
 
 
 def test_a_clients_own_draws_do_not_depend_on_its_company() -> None:
-    together = EachClient(Streams(4), pool(), chunk(CLIENTS, RATES), 3, 4)
-    alone = EachClient(Streams(4), pool(), chunk([0], [0.5]), 3, 4)
+    together = own_streams(Streams(4), pool(), chunk(CLIENTS, RATES), 3, 4)
+    alone = own_streams(Streams(4), pool(), chunk([0], [0.5]), 3, 4)
     assert chosen(together.batch(), 3)[1] == chosen(alone.batch(), 1)[0]
     assert together.noise()[1].tolist() == alone.noise()[0].tolist()
 

@@ -16,6 +16,7 @@ from dpfl.models import Model
 from dpfl.models.architectures import squared_error
 from dpfl.orders import ClientClip, Gaussian, ModelClip, Order, Poisson, RecordClip
 from dpfl.privacy.ledger import Charged
+from grids import each
 
 # Loss (w·x − y)² of a record (x, y): its gradient is 2·(w·x − y)·x. Client 0 has (1, 0) and (2, 1), client 1 (1, 3).
 MODEL = Model(nn.Linear(1, 1, bias=False), squared_error)
@@ -100,7 +101,7 @@ def test_late_noise_is_that_of_the_last_step_alone() -> None:
     assert len(calls) == 5
 
 
-@pytest.mark.parametrize(
+@each(
     "order",
     [
         PLAIN, replace(PLAIN, clip=RecordClip(3.0)), replace(PLAIN, clip=RecordClip(3.0, 1)),
@@ -109,7 +110,7 @@ def test_late_noise_is_that_of_the_last_step_alone() -> None:
     ],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("rows", [1, 2, 3, 100])
+@each("rows", [1, 2, 3, 100])
 def test_a_weighted_sum_is_that_of_the_updates_in_blocks_of_any_size(order: Order, rows: int) -> None:
     first, second = moved(order)
     assert moved(order, rows=rows) == pytest.approx([first, second])
@@ -135,7 +136,7 @@ def test_an_empty_batch_moves_nobody() -> None:
     assert steps.weighted_sum(order, numbers, ONE, lambda: empty, never).tolist() == [0.0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("order", "one"),
     [
         (PLAIN, True),

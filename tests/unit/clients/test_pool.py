@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dpfl.clients.pool import Batch, Pool
 from dpfl.federation import Records
+from grids import each
 
 
 def client(*values: float) -> Records:
@@ -37,9 +38,7 @@ def test_neighbours_of_one_size_are_a_slice() -> None:
     assert pool().whole([2]) == Batch(slice(4, 7), None)
 
 
-@pytest.mark.parametrize(
-    ("clients", "values"), [([0, 3], [1, 2, 31, 32]), ([1, 0], [11, 12, 1, 2]), ([3, 0, 1], [31, 32, 1, 2, 11, 12])]
-)
+@each(("clients", "values"), [([0, 3], [1, 2, 31, 32]), ([1, 0], [11, 12, 1, 2]), ([3, 0, 1], [31, 32, 1, 2, 11, 12])])
 def test_clients_of_one_size_have_no_gaps_wherever_they_are(clients: list[int], values: list[float]) -> None:
     rows, real = pool().whole(clients)
     assert real is None
@@ -52,7 +51,7 @@ def test_clients_in_another_order_are_not_taken_for_neighbours() -> None:
     assert found(alike, alike.whole([1, 2, 3]).rows) == [2, 3, 4]
 
 
-@pytest.mark.parametrize(
+@each(
     ("clients", "values", "reals"),
     [
         ([0, 2], [1, 2, 1, 21, 22, 23], [1, 1, 0, 1, 1, 1]),
@@ -97,7 +96,7 @@ def test_tokens_are_pooled_too() -> None:
     assert real.tolist() == [1, 0, 1, 1]
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 2**14])
+@each("at_once", [1, 3, 2**14])
 def test_records_are_measured_once(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpfl.clients.pool._AT_ONCE", at_once)
     whole = Pool([client(1.0, -2.0), client(3.0)])

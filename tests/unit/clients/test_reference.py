@@ -1,11 +1,13 @@
 """The reference client, step by step, against the papers' formulas worked out by hand."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from asking import uploads_of
 from torch import Tensor, nn
 
+from conformance.asking import uploads_of
 from dpfl.clients import reference
 from dpfl.clients.reference import ReferenceClients
 from dpfl.federation import Records
@@ -13,6 +15,7 @@ from dpfl.models import Model
 from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams, layer_randomness
+from grids import each
 
 
 class Weights(nn.Module):
@@ -60,7 +63,9 @@ class Coins:
         return np.array(coins)
 
 
-def update(order: Order, model: Model, start: Tensor, records: Records, *, coins=None, noise=None, **options) -> Tensor:
+def update(
+    order: Order, model: Model, start: Tensor, records: Records, *, coins: Any = None, noise: Any = None, **options: Any
+) -> Tensor:
     return reference.perform(
         Charged(order, len(records)), model, start, records, batches=coins, noise=noise, **options
     )  # fmt: skip
@@ -208,8 +213,8 @@ def test_noise_on_a_step_joins_the_clipped_client_gradient_as_it_is() -> None:
     assert noised.tolist() == pytest.approx((-0.5 * (1 + drawn)).tolist(), rel=1e-12)
 
 
-@pytest.mark.parametrize("entries", [1, 20, 50])
-@pytest.mark.parametrize("vectorised", [True, False])
+@each("entries", [1, 20, 50])
+@each("vectorised", [True, False])
 def test_gradients_in_small_pieces_add_up_to_the_same(
     entries: int, vectorised: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

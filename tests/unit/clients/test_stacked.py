@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from asking import request, sum_of, uploads_of
 from torch import Tensor, nn
 from torch.nn import functional
 
+from conformance.asking import request, sum_of, uploads_of
 from dpfl.clients import stacked
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
@@ -22,6 +22,7 @@ from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson
 from dpfl.privacy.ledger import Charged
 from dpfl.server.aggregation import aggregate
 from dpfl.streams import Streams
+from grids import each
 
 FEATURES, CLASSES, SIZES = 5, 3, (7, 4, 7, 12, 1, 7)
 
@@ -108,7 +109,7 @@ def mixed(first: Order) -> dict[int, Order]:
 # Apart.
 
 
-@pytest.mark.parametrize("name", ORDERS | SAMPLED)
+@each("name", ORDERS | SAMPLED)
 def test_every_client_uploads_what_the_reference_client_uploads(name: str) -> None:
     model, data = mlp(), records()
     for order in ((ORDERS | SAMPLED)[name], mixed((ORDERS | SAMPLED)[name])):
@@ -356,10 +357,10 @@ def test_a_module_that_keeps_what_it_saw_trains_on_two_threads(monkeypatch: pyte
 # Broken and unusual records.
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("broken", [math.nan, math.inf])
-@pytest.mark.parametrize("chunk", [1, 2**21])
+@each("norm", [1, 2])
+@each("steps", [1, 3])
+@each("broken", [math.nan, math.inf])
+@each("chunk", [1, 2**21])
 def test_a_broken_record_counts_as_zero(
     norm: int, steps: int, broken: float, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,9 +390,9 @@ def test_a_broken_record_of_one_client_does_not_reach_the_others(clip: ClientCli
     assert torch.isfinite(ours[1]).all()
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("apart", [True, False])
-@pytest.mark.parametrize(("other", "huge"), [(-21.5, 1.8e19), (-16.05, 1e25), (0.0, 1e11), (29.0, 1e11), (29.0, 1e18)])
+@each("norm", [1, 2])
+@each("apart", [True, False])
+@each(("other", "huge"), [(-21.5, 1.8e19), (-16.05, 1e25), (0.0, 1e11), (29.0, 1e11), (29.0, 1e18)])
 def test_a_huge_input_is_clipped_whatever_its_derivative(norm: int, apart: bool, other: float, huge: float) -> None:
     # δ is as small as e^(other − 30) and its input as large as 1e25: squares of either cannot be held.
     model = Model(nn.Linear(2, 2, bias=False), cross_entropy)
@@ -581,7 +582,7 @@ def test_pooling_before_relu_is_the_same_where_numbers_tie(
     data = tuple(
         Records(torch.randint(-1, 2, (len(one), *shape), generator=source).double(), one.y) for one in records()
     )
-    convolved = model.module[0](data[0].x)
+    convolved = model.module[0](data[0].x)  # type: ignore[index]
     assert (convolved == 0).any()
     assert len(convolved.unique()) < 16  # there are ties, indeed
     order = paid(Order(steps=1, learning_rate=0.5, clip=RecordClip(0.3)))

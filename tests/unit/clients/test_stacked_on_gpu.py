@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from asking import sum_of, uploads_of
 
+from conformance.asking import sum_of, uploads_of
 from dpfl.clients import draws
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
@@ -17,6 +17,7 @@ from dpfl.orders import ClientClip, Gaussian, Order, Poisson, RecordClip
 from dpfl.precision import products
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams
+from grids import each
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is visible")
 
@@ -46,8 +47,8 @@ def paid(order: Order) -> dict[int, Charged]:
     return {client: Charged(order, size) for client, size in enumerate(SIZES)}
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp", "femnist-cnn-small", "ali-cnn"])
-@pytest.mark.parametrize("kind", ORDERS)
+@each("name", ["linear", "mlp", "femnist-cnn-small", "ali-cnn"])
+@each("kind", ORDERS)
 def test_sums_are_those_of_the_reference_client(name: str, kind: str) -> None:
     model, records = problem(name)
     with products("float32"):
@@ -109,7 +110,7 @@ def test_recordings_of_several_kinds_share_their_memory_and_nothing_else() -> No
                 assert torch.allclose(sums(order), wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["mlp", "femnist-cnn-small", "ali-cnn"])
+@each("name", ["mlp", "femnist-cnn-small", "ali-cnn"])
 def test_answers_are_those_of_the_reference_client(name: str) -> None:
     model, records = problem(name)
     moved = {client: 0.1 * torch.randn_like(model.weights()) for client in (0, 1, 3)}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from dpfl.experiments.claims import Claim, Estimate, Judgement, Place, judge
+from grids import each
 
 ROWS, COLUMNS = ["a", "b"], ["1", "2", "4"]
 WHERE = {"1": 1.0, "2": 2.0, "4": 4.0}
@@ -18,7 +19,7 @@ def judged(claim: Claim, table: Mapping[tuple[str, str], Estimate], *, lower_is_
 
 
 def one_pair(less: Estimate, than: Estimate, **options: object) -> str:
-    claim = Claim("", Place("a", "1"), Place("b", "1"), **options)  # type: ignore[arg-type]
+    claim = Claim("", Place("a", "1"), Place("b", "1"), **options)
     return judged(claim, {("a", "1"): less, ("b", "1"): than}).verdict
 
 
@@ -29,7 +30,7 @@ def test_the_standard_error_is_that_of_the_mean() -> None:
     assert Estimate.of([7.0]) == Estimate(7.0, 0.0, (7.0,))
 
 
-@pytest.mark.parametrize(
+@each(
     ("less", "than", "verdict"),
     [
         (Estimate(1.0, 0.3), Estimate(2.0, 0.3), "held"),  # a difference of 1, two errors are 0.85

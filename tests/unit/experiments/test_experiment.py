@@ -10,6 +10,7 @@ from dpfl.experiments.experiment import Experiment
 from dpfl.experiments.reading import find, load, names
 from dpfl.experiments.sweep import jobs_of
 from dpfl.systems import PrivateSystem
+from grids import each
 
 TINY = """
 title = "digits"
@@ -159,7 +160,7 @@ def test_keys_tell_apart_what_makes_a_difference(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("old", "new", "says"),
     [
         ('measure = "accuracy"', 'measure = "beauty"', "measure of experiment 'tiny' must be one of loss, accuracy"),

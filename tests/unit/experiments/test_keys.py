@@ -14,7 +14,7 @@ from dpfl.errors import BadInput
 from dpfl.experiments import cells, keys
 from dpfl.experiments.cells import Ask, Cell, perform
 from dpfl.experiments.store import Store
-from dpfl.systems import SYSTEMS, UDP
+from dpfl.systems import SYSTEMS, UDP, DPSGDFedAvg, FedAvg
 
 KEPT = Path(__file__).parents[2] / "data" / "formats" / "0.1"
 
@@ -124,7 +124,7 @@ def made(system: Any, *, backwards: bool = False, **more: Any) -> Any:
 
 
 def test_the_order_of_fields_decides_nothing() -> None:
-    old = SYSTEMS["fedavg"]()
+    old = FedAvg()
     for backwards in (False, True):
         other = cell(made(old, backwards=backwards))
         assert other.key == cell(old).key
@@ -142,7 +142,7 @@ class Newer(UDP):
 
 @dataclass(frozen=True, kw_only=True)
 class NewerSettings(Settings):
-    draws: str = field(default="each", metadata={"added": "0.2"})
+    haste: str = field(default="none", metadata={"added": "0.2"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ def test_an_option_added_later_is_left_out_while_it_has_its_default() -> None:
     for config in (
         Config(Newer(warmth=1.0), NewerSettings()),
         Config(Newer(grain=1), NewerSettings()),
-        Config(Newer(), NewerSettings(draws="shared")),
+        Config(Newer(), NewerSettings(haste="much")),
         Config(Careless(), Settings()),
     ):
         used = replace(before, config=config)
@@ -171,7 +171,7 @@ def test_an_option_added_later_is_left_out_while_it_has_its_default() -> None:
 
 def test_release_0_1_named_every_option_that_it_had() -> None:
     """Also those that are declared anew, for all systems, as added later: they stand at their defaults in its keys."""
-    old = SYSTEMS["dpsgd-fedavg"]()
+    old = DPSGDFedAvg()
     moved = made(old, metadata={"added": "0.2"})
     assert cell(moved).key_of_0_1 == cell(old).key_of_0_1 is not None
 

@@ -4,6 +4,7 @@ import os
 import tarfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +15,18 @@ from dpfl.federation import files, load
 from dpfl.federation.datasets import femnist
 from dpfl.federation.files import File
 from dpfl.federation.tabular import _adult_records, fit_adult, fit_lending_club
+from grids import each
 
 DATA = os.environ.get("DPFL_DATA")
 needs_data = pytest.mark.skipif(not DATA, reason="DPFL_DATA is not set: the real data sets are not here")
 
 
-def test_an_unknown_name_is_answered_with_the_nearest():
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(BadInput, match=r"^data must be one of adult, cifar10, .*, was 'minst'; did you mean"):
         load("minst")
 
 
-def test_digits_hold_out_every_fifth_record():
+def test_digits_hold_out_every_fifth_record() -> None:
     from sklearn.datasets import load_digits
 
     digits, raw = load("digits"), load_digits()
@@ -35,7 +37,7 @@ def test_digits_hold_out_every_fifth_record():
 
 
 @needs_data
-@pytest.mark.parametrize(
+@each(
     ("name", "pool", "test", "shape", "classes"),
     [
         ("mnist", 60_000, 10_000, (1, 28, 28), 10),
@@ -45,7 +47,7 @@ def test_digits_hold_out_every_fifth_record():
         ("lending-club", 34_028, 8_507, (17,), None),
     ],
 )
-def test_real_data_has_its_shape(name, pool, test, shape, classes):
+def test_real_data_has_its_shape(name: Any, pool: Any, test: Any, shape: Any, classes: Any) -> None:
     dataset = load(name)
     assert (dataset.pool.x.shape, dataset.test.x.shape) == ((pool, *shape), (test, *shape))
     assert (len(dataset.pool.y), len(dataset.test.y)) == (pool, test)
@@ -59,7 +61,7 @@ def test_real_data_has_its_shape(name, pool, test, shape, classes):
 
 
 @needs_data
-def test_cifar_subset_is_channel_first():
+def test_cifar_subset_is_channel_first() -> None:
     if any(Path(DATA, "cifar10", name).exists() for name in ("cifar-10-binary.tar.gz", "cifar-10-batches.bin")):
         pytest.skip("the full set is there, so the subset is not used")
     cifar = load("cifar10")
@@ -70,7 +72,7 @@ def test_cifar_subset_is_channel_first():
     assert cifar.pool.x.mean(dim=(0, 2, 3)).tolist() == pytest.approx([0.491, 0.482, 0.447], abs=0.005)
 
 
-def test_cifar_full_set_is_read_from_its_archive_in_any_order(tmp_path, monkeypatch):
+def test_cifar_full_set_is_read_from_its_archive_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / "cifar10" / "cifar-10-binary.tar.gz"
     archive.parent.mkdir()
     with tarfile.open(archive, "w:gz") as tar:
@@ -93,7 +95,7 @@ def test_cifar_full_set_is_read_from_its_archive_in_any_order(tmp_path, monkeypa
     assert "full set, 10 + 2 records" in cifar.source
 
 
-def test_cifar_full_set_is_read_from_its_batches_in_one_file(tmp_path, monkeypatch):
+def test_cifar_full_set_is_read_from_its_batches_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "cifar10" / "cifar-10-batches.bin"
     path.parent.mkdir()
     path.write_bytes(b"".join(bytes([label]) + bytes([10] * 1024 + [20] * 1024 + [30] * 1024) for label in range(1, 7)))
@@ -109,7 +111,7 @@ def test_cifar_full_set_is_read_from_its_batches_in_one_file(tmp_path, monkeypat
 
 
 @needs_data
-def test_femnist_has_ink_at_one_and_knows_its_writers():
+def test_femnist_has_ink_at_one_and_knows_its_writers() -> None:
     dataset = femnist()
     assert float(dataset.pool.x.mean()) < 0.5  # most of a page is paper
     assert dataset.groups.shape == dataset.pool.y.shape
@@ -118,7 +120,7 @@ def test_femnist_has_ink_at_one_and_knows_its_writers():
 
 
 @needs_data
-def test_adult_counts_are_those_of_its_description():
+def test_adult_counts_are_those_of_its_description() -> None:
     adult = load("adult")
     assert int(adult.pool.y.sum()) == 7_841
     assert int(adult.test.y.sum()) == 3_846
@@ -137,7 +139,7 @@ United-States, <=50K.
 """
 
 
-def test_adult_encoding_by_hand():
+def test_adult_encoding_by_hand() -> None:
     records = _adult_records(ADULT_LINES)
     assert records.y.tolist() == [0, 1]
     assert records.x[0].tolist() == [39, 13, 2174, 0, 40, 5, 2, 8, 3, 0, 1, 0]
@@ -148,12 +150,12 @@ def test_adult_encoding_by_hand():
     assert indicators[0].nonzero().flatten().tolist() == [5, 8 + 2, 15 + 8, 29 + 3, 35, 40 + 1, 42]
 
 
-def loans(rows, seed=0):
+def loans(rows: Any, seed: Any = 0) -> Any:
     rng = np.random.default_rng(seed)
     return torch.from_numpy(rng.normal(size=(rows, 17)).astype(np.float32))
 
 
-def test_lending_club_preprocessing_knows_only_what_it_was_fitted_on():
+def test_lending_club_preprocessing_knows_only_what_it_was_fitted_on() -> None:
     public, private = loans(200), loans(50, seed=1)
     private[3, 2] = torch.nan
     private[4, 5] = 1e9
@@ -169,7 +171,7 @@ def test_lending_club_preprocessing_knows_only_what_it_was_fitted_on():
     assert (covariance - covariance.diag().diag()).abs().max() < 1e-4  # principal components
 
 
-def test_lending_club_preprocessing_survives_a_column_that_is_never_public():
+def test_lending_club_preprocessing_survives_a_column_that_is_never_public() -> None:
     public = loans(30)
     public[:, 8] = torch.nan
     with warnings.catch_warnings():
@@ -177,6 +179,6 @@ def test_lending_club_preprocessing_survives_a_column_that_is_never_public():
         assert fit_lending_club(public)(loans(5)).isfinite().all()
 
 
-def test_lending_club_preprocessing_needs_ten_public_records():
+def test_lending_club_preprocessing_needs_ten_public_records() -> None:
     with pytest.raises(BadInput, match=r"validation_share must leave at least 10 public records .* left 9"):
         fit_lending_club(loans(9))

@@ -1,5 +1,6 @@
 import dataclasses
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,34 +8,35 @@ import torch
 
 from dpfl.errors import BadInput
 from dpfl.federation import Dataset, Records, federate, from_arrays, load
+from grids import each
 
 needs_data = pytest.mark.skipif(
     not os.environ.get("DPFL_DATA"), reason="DPFL_DATA is not set: the real data sets are not here"
 )
 
 
-def numbered(rows=200, classes=5):
+def numbered(rows: Any = 200, classes: Any = 5) -> Any:
     """A data set in which the feature of a record is its number."""
     return from_arrays(torch.arange(float(rows))[:, None], torch.arange(rows) % classes)
 
 
-def numbers(records):
+def numbers(records: Any) -> Any:
     return records.x[:, 0].long().tolist()
 
 
-def parts(federation):
+def parts(federation: Any) -> Any:
     clients = [number for client in federation.clients for number in numbers(client)]
     return clients, numbers(federation.validation), numbers(federation.test)
 
 
-@pytest.mark.parametrize("partition", ["iid", "classes:2", "sorted", "dirichlet:1"])
-def test_the_parts_are_disjoint_and_lose_nothing(partition):
+@each("partition", ["iid", "classes:2", "sorted", "dirichlet:1"])
+def test_the_parts_are_disjoint_and_lose_nothing(partition: Any) -> None:
     clients, validation, test = parts(federate(numbered(), clients=4, partition=partition, seed=0))
     assert (len(validation), len(test)) == (16, 40)
     assert sorted(clients + validation + test) == list(range(200))
 
 
-def test_a_test_split_that_came_with_the_data_is_kept():
+def test_a_test_split_that_came_with_the_data_is_kept() -> None:
     dataset = from_arrays(torch.arange(100.0)[:, None], torch.arange(100) % 2, test=([[-1.0]], [1]))
     clients, validation, test = parts(federate(dataset, clients=3, validation_share=0.25, seed=0))
     assert test == [-1]
@@ -42,14 +44,14 @@ def test_a_test_split_that_came_with_the_data_is_kept():
     assert sorted(clients + validation) == list(range(100))
 
 
-def test_targets_stay_with_their_features():
+def test_targets_stay_with_their_features() -> None:
     federation = federate(numbered(), clients=4, partition="classes:2", share=0.5, seed=0)
     for records in (*federation.clients, federation.validation, federation.test):
         assert (records.x[:, 0].long() % 5).tolist() == records.y.tolist()
 
 
-def test_the_same_seed_gives_the_same_federation_and_another_seed_another():
-    def drawn(seed):
+def test_the_same_seed_gives_the_same_federation_and_another_seed_another() -> Any:
+    def drawn(seed: Any) -> Any:
         return parts(federate(numbered(), clients=4, share=0.5, seed=seed))
 
     assert drawn(1) == drawn(1)
@@ -57,12 +59,12 @@ def test_the_same_seed_gives_the_same_federation_and_another_seed_another():
     assert drawn(None) != drawn(None)
 
 
-def test_the_splits_do_not_depend_on_how_the_rest_is_shared_out():
+def test_the_splits_do_not_depend_on_how_the_rest_is_shared_out() -> None:
     iid, by_class = (federate(numbered(), clients=n, partition=p, seed=1) for n, p in [(4, "iid"), (9, "classes:2")])
     assert parts(iid)[1:] == parts(by_class)[1:]
 
 
-def test_a_named_data_set_can_be_shared_out_again_by_its_recipe():
+def test_a_named_data_set_can_be_shared_out_again_by_its_recipe() -> None:
     federation = federate("digits", clients=4, sizes=[10, 20], partition="classes:2", share=0.5, seed=3)
     again = federate(**federation.recipe)
     assert federation.recipe == again.recipe
@@ -71,12 +73,12 @@ def test_a_named_data_set_can_be_shared_out_again_by_its_recipe():
     assert federate(numbered(), clients=4).recipe is None
 
 
-def test_sizes_and_share_are_passed_on():
+def test_sizes_and_share_are_passed_on() -> None:
     federation = federate(numbered(), clients=4, sizes=[10, 20], share=0.5, seed=0)
     assert federation.sizes == (5, 5, 10, 10)
 
 
-def people(rows=300, count=30):
+def people(rows: Any = 300, count: Any = 30) -> Any:
     """Records of `count` people; the feature is the person."""
     owners = torch.arange(rows) % count
     dataset = from_arrays(owners[:, None].float(), torch.arange(rows) % 3)
@@ -84,7 +86,7 @@ def people(rows=300, count=30):
 
 
 @pytest.mark.parametrize("partition", ["writer", "iid"])
-def test_nobody_is_both_public_and_a_client(partition):
+def test_nobody_is_both_public_and_a_client(partition: Any) -> None:
     clients, validation, test = map(set, parts(federate(people(), clients=20, partition=partition, seed=0)))
     assert not clients & validation
     assert not clients & test
@@ -92,16 +94,16 @@ def test_nobody_is_both_public_and_a_client(partition):
     assert (len(test), len(validation)) == (6, 2)  # a fifth of 30 people, a tenth of the other 24
 
 
-def test_each_client_is_one_person_under_the_writer_partition():
+def test_each_client_is_one_person_under_the_writer_partition() -> None:
     federation = federate(people(), clients=22, partition="writer", seed=0)
     assert federation.sizes == (10,) * 22
     assert all(len(set(numbers(client))) == 1 for client in federation.clients)
 
 
-def test_preprocessing_is_fitted_on_the_validation_split_alone():
+def test_preprocessing_is_fitted_on_the_validation_split_alone() -> Any:
     seen = []
 
-    def centre(public):
+    def centre(public: Any) -> Any:
         seen.append(public)
         return lambda x: x - public.mean()
 
@@ -117,22 +119,22 @@ def test_preprocessing_is_fitted_on_the_validation_split_alone():
         assert torch.equal(after.x, before.x - public.mean())
 
 
-def test_preprocessing_that_leaves_nan_is_reported():
-    def divide_by_zero(public):
+def test_preprocessing_that_leaves_nan_is_reported() -> Any:
+    def divide_by_zero(public: Any) -> Any:
         return lambda x: x / x
 
     with pytest.raises(BadInput, match=r"^data 'own arrays' features \(pool\) must be finite, .* 1 of 200 rows"):
         federate(dataclasses.replace(numbered(), fit=divide_by_zero), clients=4, seed=0)
 
 
-def test_bad_values_in_a_hand_made_data_set_are_reported():
+def test_bad_values_in_a_hand_made_data_set_are_reported() -> None:
     y = torch.tensor([0.0, torch.inf, 1.0])
     broken = Dataset("mine", Records(torch.rand(3, 1), y), Records(torch.rand(1, 1), y[:1]), None, "by hand")
     with pytest.raises(BadInput, match=r"^data 'mine' targets \(pool\) must be finite, .* first in row 1"):
         federate(broken, clients=1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "sentence"),
     [
         ({"clients": 0}, "^clients must be a whole number of at least 1, was 0"),
@@ -153,26 +155,26 @@ def test_bad_values_in_a_hand_made_data_set_are_reported():
         ({"seed": -1}, "^seed must be a whole number"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_sentence(options, sentence):
+def test_what_cannot_be_is_said_in_one_sentence(options: Any, sentence: Any) -> None:
     with pytest.raises(BadInput, match=sentence) as refusal:
         federate(numbered(), **{"clients": 4, **options})
     assert "\n" not in str(refusal.value)
 
 
-def test_data_too_small_to_split_is_refused():
+def test_data_too_small_to_split_is_refused() -> None:
     with pytest.raises(BadInput, match=r"^validation_share must split at least 2 records, there was 1; use more"):
         federate(numbered(2, classes=2), clients=1)
     with pytest.raises(BadInput, match=r"^test_share must split at least 2 groups, there was 1"):
         federate(people(count=1), clients=1)
 
 
-def test_a_tiny_pool_still_gives_everyone_something():
+def test_a_tiny_pool_still_gives_everyone_something() -> None:
     federation = federate(numbered(5), clients=3, seed=0)
     assert (federation.sizes, len(federation.validation), len(federation.test)) == ((1, 1, 1), 1, 1)
 
 
 @needs_data
-def test_mnist_in_the_setting_of_udp():
+def test_mnist_in_the_setting_of_udp() -> None:
     federation = federate("mnist", clients=50, partition="classes:4", sizes=(400, 600, 800, 1000, 1200), seed=0)
     assert federation.sizes[::10] == (400, 600, 800, 1000, 1200)
     assert {len(np.unique(client.y.numpy())) for client in federation.clients} == {4}
@@ -180,14 +182,14 @@ def test_mnist_in_the_setting_of_udp():
 
 
 @needs_data
-def test_mnist_in_the_setting_of_ali_dpfl():
+def test_mnist_in_the_setting_of_ali_dpfl() -> None:
     federation = federate("mnist", clients=10, partition="dirichlet:0.05", seed=0)
     assert sum(federation.sizes) == 54_000
     assert min(federation.sizes) >= 10
 
 
 @needs_data
-def test_femnist_writers_are_public_or_clients():
+def test_femnist_writers_are_public_or_clients() -> None:
     dataset = load("femnist")
     federation = federate(dataset, clients=224, partition="writer", seed=0)
     sizes = np.bincount(dataset.groups.numpy())
@@ -196,7 +198,7 @@ def test_femnist_writers_are_public_or_clients():
 
 
 @needs_data
-def test_adult_is_ready_to_train_on():
+def test_adult_is_ready_to_train_on() -> None:
     federation = federate("adult", clients=20, seed=0)
     assert federation.shape == (88,)
     assert federation.test.x.dtype == torch.float32

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -5,12 +7,13 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from dpfl.errors import BadInput
 from dpfl.federation import federate, from_arrays, from_torch
+from grids import each
 
 X = np.arange(12.0).reshape(6, 2)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
 
 
-def test_whole_number_targets_are_classes_and_floats_are_for_regression():
+def test_whole_number_targets_are_classes_and_floats_are_for_regression() -> None:
     labelled, measured = from_arrays(X, LABELS), from_arrays(X, LABELS / 2)
     assert (labelled.classes, measured.classes) == (3, None)
     assert (labelled.pool.y.dtype, measured.pool.y.dtype) == (torch.int64, torch.float32)
@@ -19,38 +22,38 @@ def test_whole_number_targets_are_classes_and_floats_are_for_regression():
     assert labelled.source == "own arrays, 6 + 0 records"
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.bool_])
-def test_labels_of_any_whole_type_are_taken(dtype):
+@each("dtype", [np.uint8, np.int16, np.int32, np.bool_])
+def test_labels_of_any_whole_type_are_taken(dtype: Any) -> None:
     assert from_arrays(X, (LABELS > 0).astype(dtype)).pool.y.tolist() == [0, 1, 1, 0, 1, 1]
 
 
-def test_tensors_read_only_arrays_and_lists_are_taken():
+def test_tensors_read_only_arrays_and_lists_are_taken() -> None:
     frozen = X.copy()
     frozen.flags.writeable = False
     for x in (torch.from_numpy(X).requires_grad_(), frozen, X.tolist(), X[::-1][::-1]):
         assert torch.equal(from_arrays(x, LABELS).pool.x, torch.from_numpy(X).float())
 
 
-def test_later_changes_to_the_array_stay_outside():
+def test_later_changes_to_the_array_stay_outside() -> None:
     mine = X.astype(np.float32)
     dataset = from_arrays(mine, LABELS)
     mine[:] = -1
     assert float(dataset.pool.x[0, 1]) == 1.0
 
 
-def test_a_test_part_is_kept_as_it_is():
+def test_a_test_part_is_kept_as_it_is() -> None:
     dataset = from_arrays(X[:4], LABELS[:4], test=(X[4:], LABELS[4:]))
     assert dataset.test.y.tolist() == [1, 2]
     assert dataset.classes == 3
 
 
-def with_bad(rows, value):
+def with_bad(rows: Any, value: Any) -> Any:
     x = X.copy()
     x[rows, 1] = value
     return x
 
 
-@pytest.mark.parametrize(
+@each(
     ("x", "y", "options", "sentence"),
     [
         (
@@ -90,16 +93,16 @@ def with_bad(rows, value):
         (X, LABELS, {"test": (X, LABELS[:1])}, r"data \(its test part\) must have one target"),
     ],
 )
-def test_bad_arrays_are_refused_in_one_sentence(x, y, options, sentence):
+def test_bad_arrays_are_refused_in_one_sentence(x: Any, y: Any, options: Any, sentence: Any) -> None:
     with pytest.raises(BadInput, match=sentence):
         from_arrays(x, y, **options)
 
 
-def test_labels_without_records_are_fine_when_their_number_is_said():
+def test_labels_without_records_are_fine_when_their_number_is_said() -> None:
     assert from_arrays(X, LABELS * 2, classes=7).classes == 7
 
 
-def test_a_torch_data_set_is_stacked():
+def test_a_torch_data_set_is_stacked() -> None:
     source = TensorDataset(torch.from_numpy(X), torch.from_numpy(LABELS))
     dataset = from_torch(source, test=[(np.zeros(2), 1), (np.ones(2), 0)], name="mine")
     assert torch.equal(dataset.pool.x, torch.from_numpy(X).float())
@@ -109,11 +112,11 @@ def test_a_torch_data_set_is_stacked():
 
 
 class Endless(IterableDataset):
-    def __iter__(self):
+    def __iter__(self) -> Any:
         return iter(())
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "sentence"),
     [
         (Endless(), "data must be a map-style data set, .* was 'Endless'"),
@@ -124,19 +127,19 @@ class Endless(IterableDataset):
         ([("a", 0)], "data must yield|must be an array of numbers"),
     ],
 )
-def test_a_torch_data_set_that_cannot_be_stacked_is_refused(source, sentence):
+def test_a_torch_data_set_that_cannot_be_stacked_is_refused(source: Any, sentence: Any) -> None:
     with pytest.raises(BadInput, match=sentence):
         from_torch(source)
 
 
-def test_federate_takes_pairs_of_arrays_and_torch_data_sets():
+def test_federate_takes_pairs_of_arrays_and_torch_data_sets() -> None:
     x, y = torch.rand(100, 3), torch.arange(100) % 4
     for data in ((x, y), TensorDataset(x, y), [*zip(x, y, strict=True)], from_arrays(x, y)):
         federation = federate(data, clients=5, seed=0)
         assert (sum(federation.sizes), len(federation.validation), len(federation.test)) == (72, 8, 20)
 
 
-@pytest.mark.parametrize("data", [7, None, Endless()])
-def test_federate_says_what_data_can_be(data):
+@each("data", [7, None, Endless()])
+def test_federate_says_what_data_can_be(data: Any) -> None:
     with pytest.raises(BadInput, match=r"^data must be a "):
         federate(data, clients=2)

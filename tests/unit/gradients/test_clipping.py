@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dpfl.gradients.clipping import clip, sum_of_clipped
+from grids import each
 
 NAN, INF = math.nan, math.inf
 
@@ -41,8 +42,8 @@ def test_a_row_is_measured_over_all_its_blocks() -> None:
     assert sum_of_clipped(blocks, 2.5, 1).tolist() == pytest.approx([1.0, 0.5, 1.0])
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("cut", [(6,), (1, 5), (2, 3, 1), (1,) * 6])
+@each("norm", [1, 2])
+@each("cut", [(6,), (1, 5), (2, 3, 1), (1,) * 6])
 def test_however_the_rows_are_cut_the_sum_is_that_of_rows_clipped_one_by_one(norm: int, cut: tuple[int, ...]) -> None:
     gradients = torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = torch.stack([clip(row, 1.5, norm) for row in gradients]).sum(0)
@@ -57,8 +58,8 @@ def test_zero_stays_zero(norm: int) -> None:
     assert sum_of_clipped([torch.zeros(2, 3)], 0.5, norm).tolist() == [0.0] * 3
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each("norm", [1, 2])
+@each("dtype", [torch.float32, torch.float64])
 def test_a_shorter_vector_stays_as_it_is_to_the_last_bit(norm: int, dtype: torch.dtype) -> None:
     short = torch.linspace(-1, 1, 12, dtype=dtype) / 1000
     changed = [tenths / 10 for tenths in range(1, 500) if not torch.equal(clip(short, tenths / 10, norm), short)]
@@ -70,8 +71,8 @@ def test_a_vector_on_the_bound_stays(norm: int) -> None:
     assert clip(torch.tensor([2.0, 0.0]), 2.0, norm).tolist() == [2.0, 0.0]
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("broken", [NAN, INF, -INF])
+@each("norm", [1, 2])
+@each("broken", [NAN, INF, -INF])
 def test_a_row_with_a_broken_entry_counts_as_zero_and_its_neighbours_do_not(norm: int, broken: float) -> None:
     assert clip(torch.tensor([broken, 0.5]), 4.0, norm).tolist() == [0.0, 0.0]
     gradients = rows((0.25, 0.5), (broken, 0.5), (broken, broken), (1.0, 0.5))
@@ -80,8 +81,8 @@ def test_a_row_with_a_broken_entry_counts_as_zero_and_its_neighbours_do_not(norm
     assert sum_of_clipped([gradients[1:3]], 4.0, norm).tolist() == [0.0, 0.0]  # nobody is left
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize(
+@each("norm", [1, 2])
+@each(
     ("size", "dtype"), [(1e30, torch.float32), (3e38, torch.float32), (1e200, torch.float64), (1.7e308, torch.float64)]
 )
 def test_a_row_whose_norm_overflows_ends_finite_and_within_the_bound(
@@ -101,8 +102,8 @@ def test_the_input_is_not_changed() -> None:
     assert torch.equal(gradients, before)
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("width", [203_530, 1_000_000])
+@each("norm", [1, 2])
+@each("width", [203_530, 1_000_000])
 def test_a_long_vector_is_measured_well_enough_in_single_precision(norm: int, width: int) -> None:
     for size in (0.3, 0.7, 0.9):
         long = torch.full((width,), size)

@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from dpfl.models.architectures import cross_entropy, hinge, squared_error
 from dpfl.models.model import Loss
 from dpfl.orders import Norm, RecordClip
 from dpfl.streams import Streams
+from grids import each
 
 FEATURES, CLASSES = 6, 3
 
@@ -207,9 +209,9 @@ MODELS: dict[str, Callable[[], Model]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("count", [1, 2, 13])
+@each("name", MODELS)
+@each("norm", [1, 2])
+@each("count", [1, 2, 13])
 def test_the_sum_is_that_of_gradients_clipped_one_by_one(name: str, norm: int, count: int) -> None:
     model, batch = MODELS[name](), records(count, scale=2.0)
     assert (layered(model, batch.x, batch.y) is not None) == (count > 1)  # of one record nothing is asked
@@ -221,7 +223,7 @@ def test_the_sum_is_that_of_gradients_clipped_one_by_one(name: str, norm: int, c
         assert_alike(quickly(model, batch, RecordClip(bound, norm)), expected)
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     ["mlp", "softmax", "softmax-no-bias", "linear", "svm", "femnist-cnn", "femnist-cnn-small", "udp-cnn", "ali-cnn"],
 )
@@ -270,8 +272,8 @@ def test_nothing_is_left_behind() -> None:
     assert_alike(total, 7 * model.gradient(before, batch.x, batch.y))
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("bound", [None, 1, 2])
+@each("name", MODELS)
+@each("bound", [None, 1, 2])
 def test_several_clients_are_each_as_if_alone(name: str, bound: Norm | None) -> None:
     model, batch = MODELS[name](), records(12)
     model.module.double()
@@ -304,9 +306,9 @@ def test_lengths_are_those_of_the_records_own_gradients(norm: Norm) -> None:
 # Broken records.
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf, 1e38])
-@pytest.mark.parametrize("name", ["mlp", "softmax", "mlp with tanh", "with a penalty", "a mean loss", "normalised"])
+@each("norm", [1, 2])
+@each("broken", [math.nan, math.inf, -math.inf, 1e38])
+@each("name", ["mlp", "softmax", "mlp with tanh", "with a penalty", "a mean loss", "normalised"])
 def test_a_broken_record_counts_as_zero_and_its_neighbours_do_not(norm: int, broken: float, name: str) -> None:
     model, batch = MODELS[name](), records(5)
     bound = RecordClip(0.5, norm)
@@ -321,8 +323,8 @@ def test_a_broken_record_counts_as_zero_and_its_neighbours_do_not(norm: int, bro
             assert_alike(total, expected)
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@each("norm", [1, 2])
+@each("broken", [math.nan, math.inf])
 def test_a_broken_image_or_sequence_counts_as_zero(norm: int, broken: float) -> None:
     convolution, image = named("udp-cnn")
     rows = classifier(nn.Linear(3, 4), nn.Tanh(), nn.Flatten(), nn.Linear(20, CLASSES)), shaped(5, 3)
@@ -351,8 +353,8 @@ def test_a_broken_target_counts_as_zero() -> None:
 # What one record can do.
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("scale", [0.01, 1.0, 1e4, 1e18])
+@each("norm", [1, 2])
+@each("scale", [0.01, 1.0, 1e4, 1e18])
 def test_no_record_moves_the_sum_by_more_than_twice_the_clip(norm: int, scale: float) -> None:
     model, batch = mlp(), records(8)
     strangers = records(16, scale=scale)
@@ -380,8 +382,8 @@ def test_two_opposite_records_come_near_twice_the_clip() -> None:
 FAINT_AND_HUGE = [(-21.5, 1.8e19), (-16.05, 1e25), (-16.05, 1e15), (-16.05, 1e30), (0.0, 1e11), (29.0, 1e11)]
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize(("other", "huge"), FAINT_AND_HUGE)
+@each("norm", [1, 2])
+@each(("other", "huge"), FAINT_AND_HUGE)
 def test_a_tiny_derivative_of_a_huge_input_is_measured(other: float, huge: float, norm: int) -> None:
     model = classifier(nn.Linear(2, 2, bias=False))
     model.load(torch.tensor([30.0, 0.0, other, 0.0]))
@@ -396,8 +398,8 @@ def test_a_tiny_derivative_of_a_huge_input_is_measured(other: float, huge: float
             assert torch.linalg.vector_norm(fast.double(), ord=norm) <= bound * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("size", [1e9, 1e10, 2e10, 1e15, 1e18])
-@pytest.mark.parametrize("norm", [1, 2])
+@each("size", [1e9, 1e10, 2e10, 1e15, 1e18])
+@each("norm", [1, 2])
 def test_a_long_gradient_is_never_taken_for_one_that_needs_no_clip(size: float, norm: int) -> None:
     for model, x in (
         (classifier(nn.Linear(2, 2)), torch.full((2, 2), size)),
@@ -434,7 +436,7 @@ def test_a_penalty_is_known_where_it_cannot_be_seen_yet() -> None:
     assert_trusted_and_right(Model(nn.Sequential(layer), cross_entropy, ridge=0.1), records(12))
 
 
-@pytest.mark.parametrize(
+@each(
     "loss",
     [
         functional.cross_entropy,
@@ -652,7 +654,7 @@ class Pair(nn.Module):
         return self.layer(x, x)
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@each("name", REFUSED)
 def test_what_cannot_be_vouched_for_is_refused(name: str) -> None:
     assert says_no(REFUSED[name]())
 
@@ -669,7 +671,7 @@ def test_an_output_changed_in_place_is_seen_where_the_first_gradients_are_zero()
     assert says_no(module)
 
 
-@pytest.mark.parametrize(
+@each(
     "layer",
     [
         nn.Conv2d(2, 2, 3, groups=2), nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"),
@@ -685,7 +687,7 @@ def test_convolutions_of_other_kinds_are_refused(layer: nn.Module) -> None:
     assert not says_no(plain, batch)
 
 
-@pytest.mark.parametrize("options", [{"max_norm": 0.5}, {"scale_grad_by_freq": True}, {"sparse": True}])
+@each("options", [{"max_norm": 0.5}, {"scale_grad_by_freq": True}, {"sparse": True}])
 def test_tables_that_do_more_than_look_up_are_refused(options: dict[str, float]) -> None:
     def module(**more: float) -> nn.Module:
         return nn.Sequential(nn.Embedding(9, 4, **more), nn.Flatten(), nn.Linear(20, CLASSES))
@@ -739,13 +741,13 @@ class OneImage(nn.Module):
         return self.layer(x[None])[0]
 
 
-@pytest.mark.parametrize("module", [Patches, Doubled, OneImage])
+@each("module", [Patches, Doubled, OneImage])
 def test_rows_that_are_not_records_are_refused(module: type[nn.Module]) -> None:
     # Each row would be clipped by itself, and a record of three rows could move the sum three times as far.
     assert says_no(module())
 
 
-@pytest.mark.parametrize("length", [4, 8, 12])
+@each("length", [4, 8, 12])
 def test_positions_are_not_taken_for_records_when_there_are_as_many(length: int) -> None:
     assert says_no(Transposed(), shaped(length, 2))
 
@@ -777,11 +779,11 @@ class Asserting(Borrowed):
     """Insists on the layer it was made with."""
 
     def forward(self, x: Tensor) -> Tensor:
-        assert self.layer.forward.__func__ is nn.Linear.forward
+        assert self.layer.forward.__func__ is nn.Linear.forward  # type: ignore[attr-defined]
         return self.layer(x)
 
 
-@pytest.mark.parametrize("module", [Stubborn, Remembering, Asserting])
+@each("module", [Stubborn, Remembering, Asserting])
 def test_the_question_alone_does_not_end_a_training(module: type[nn.Module]) -> None:
     # They train well enough with gradients formed one by one.
     model, batch = Model(module(), cross_entropy), records(12)
@@ -873,7 +875,7 @@ def test_randomness_is_noticed_although_it_seldom_shows() -> None:
         assert not twin.random
 
 
-@pytest.mark.parametrize("frozen", [0, 1, 2])
+@each("frozen", [0, 1, 2])
 def test_a_frozen_layer_stays_and_the_others_train(frozen: int) -> None:
     # The gradient of a frozen weight is not uploaded and must not count into the norm: only what is trained is summed.
     module = nn.Sequential(nn.Linear(FEATURES, 8), nn.LayerNorm(8), nn.Linear(8, CLASSES))
@@ -941,7 +943,7 @@ def test_a_penalty_makes_each_record_hold_a_whole_gradient() -> None:
 # Records whose norms are known.
 
 
-class Doubled(nn.Module):
+class TwiceAsLong(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return 2 * x
 
@@ -951,13 +953,13 @@ class Turned(nn.Module):
         return x.mT.flatten(1)
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize(
+@each("norm", [1, 2])
+@each(
     ("before", "shape", "seen"),
     [
         (nn.Identity(), (6,), True),
         (nn.Flatten(), (2, 3), True),  # the same numbers in the same places
-        (Doubled(), (6,), False),
+        (TwiceAsLong(), (6,), False),
         (Turned(), (2, 3), False),
         (nn.Linear(6, 6), (6,), True),  # here it is the first of two that sees them
         (nn.LayerNorm(6), (6,), False),
@@ -967,7 +969,8 @@ def test_known_norms_serve_the_layer_that_sees_the_records(
     norm: Norm, before: nn.Module, shape: tuple[int, ...], seen: bool
 ) -> None:
     model, data = classifier(before, nn.Linear(6, CLASSES)), shaped(*shape)
-    twin, asked = Layered(model), []
+    twin = Layered(model)
+    asked: list[Any] = []
     bound = (torch.full((12,), 0.7, dtype=torch.float64), norm)
 
     def known() -> Tensor:

@@ -1,6 +1,7 @@
 """Every kind of layer, under shared weights and under each client's own, against autograd record by record."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from dpfl.gradients.layers import kind_of
 from dpfl.models import Model
 from dpfl.models.architectures import cross_entropy
 from dpfl.orders import Norm
+from grids import each
 
 CLASSES, RECORDS, CLIENTS = 3, 6, 3
 
@@ -98,8 +100,8 @@ def assert_summed(
 # Linear layers.
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("positions", [(), (1,), (5,), (2, 3)])
+@each("bias", [True, False])
+@each("positions", [(), (1,), (5,), (2, 3)])
 def test_linear(bias: bool, positions: tuple[int, ...]) -> None:
     assert_right(Bend(nn.Linear(4, 5, bias=bias)), numbers(*positions, 4))
 
@@ -118,7 +120,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 both_ways = pytest.mark.usefixtures("way")
 
-CONVOLUTIONS = {
+CONVOLUTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "strided": {"stride": 2},
     "uneven strides": {"stride": (2, 1)},
@@ -137,16 +139,16 @@ CONVOLUTIONS = {
 
 
 @both_ways
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+@each("bias", [True, False])
+@each("name", CONVOLUTIONS)
 def test_convolution(name: str, bias: bool) -> None:
     layer = nn.Conv2d(2, 3, **({"kernel_size": 3} | CONVOLUTIONS[name]), bias=bias)
     assert_right(Bend(layer), numbers(2, 6, 7))
 
 
 @both_ways
-@pytest.mark.parametrize("channels", [1, 2])
-@pytest.mark.parametrize(
+@each("channels", [1, 2])
+@each(
     "options",
     [
         {}, {"stride": 3}, {"padding": 2}, {"padding": "same", "kernel_size": 4}, {"dilation": 2, "padding": "same"},
@@ -159,7 +161,7 @@ def test_convolution_of_signals(options: dict[str, int], channels: int) -> None:
 
 
 @both_ways
-@pytest.mark.parametrize("bias", [True, False])
+@each("bias", [True, False])
 def test_a_convolution_behind_another_hands_derivatives_on(bias: bool) -> None:
     # The image of the second is no record: torch's convolution and, with own kernels, the patches' backward are used.
     layers = (
@@ -192,14 +194,14 @@ def test_other_records_and_other_weights_are_not_taken_for_the_last_ones() -> No
 
 
 @both_ways
-@pytest.mark.parametrize("last", [True, False])
+@each("last", [True, False])
 def test_images_may_lie_in_memory_as_they_like(last: bool) -> None:
     x = numbers(2, 6, 7)
     x = x.contiguous(memory_format=torch.channels_last) if last else x.transpose(2, 3).contiguous().transpose(2, 3)
     assert_right(Bend(nn.Conv2d(2, 3, 3, padding=1)), x)
 
 
-@pytest.mark.parametrize(
+@each(
     "layers",
     [
         (nn.ReLU(), nn.MaxPool2d(2)),
@@ -219,14 +221,14 @@ def test_pooling_before_or_behind_a_bend(layers: tuple[nn.Module, ...]) -> None:
 # Normalisation.
 
 
-@pytest.mark.parametrize("shape", [(6,), (6, 5), (6, 3, 4)])
-@pytest.mark.parametrize("groups", [1, 3])
+@each("shape", [(6,), (6, 5), (6, 3, 4)])
+@each("groups", [1, 3])
 def test_group_norm(shape: tuple[int, ...], groups: int) -> None:
     assert_right(Bend(nn.GroupNorm(groups, 6)), numbers(*shape))
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("shape", "over"), [((6,), 1), ((4, 6), 1), ((4, 6), 2), ((2, 3, 4), 1), ((2, 3, 4), 2)])
+@each("bias", [True, False])
+@each(("shape", "over"), [((6,), 1), ((4, 6), 1), ((4, 6), 2), ((2, 3, 4), 1), ((2, 3, 4), 2)])
 def test_layer_norm(shape: tuple[int, ...], over: int, bias: bool) -> None:
     assert_right(Bend(nn.LayerNorm(shape[-over:], eps=0.1, bias=bias)), numbers(*shape))
 
@@ -246,7 +248,7 @@ def test_normalisation_between_layers_hands_derivatives_on() -> None:
 # Tables.
 
 
-@pytest.mark.parametrize("length", [(), (1,), (5,), (2, 3)])
+@each("length", [(), (1,), (5,), (2, 3)])
 def test_embedding(length: tuple[int, ...]) -> None:
     assert_right(Bend(nn.Embedding(7, 4)), torch.randint(0, 7, (RECORDS, *length)))
 
@@ -256,7 +258,7 @@ def test_words_that_a_record_repeats_add_up_before_they_are_measured() -> None:
     assert_right(Bend(nn.Embedding(7, 4)), x)
 
 
-@pytest.mark.parametrize("padding", [0, 3, -1])
+@each("padding", [0, 3, -1])
 def test_the_word_for_padding_learns_nothing(padding: int) -> None:
     layer = nn.Embedding(7, 4, padding_idx=padding)
     x = words(5)
@@ -345,7 +347,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
+@each("name", MODULES)
 def test_whole_modules(name: str) -> None:
     module, x = MODULES[name]
     assert_right(module(), x())
@@ -358,7 +360,7 @@ class Other(nn.Linear):
     pass
 
 
-@pytest.mark.parametrize(
+@each(
     "layer",
     [
         Other(2, 2), nn.Conv2d(2, 2, 1, groups=2), nn.Conv1d(1, 1, 3, padding=1, padding_mode="replicate"),
@@ -373,7 +375,7 @@ def test_other_layers_have_no_kind(layer: nn.Module) -> None:
     assert kind_of(layer) is None
 
 
-@pytest.mark.parametrize(
+@each(
     "layer",
     [
         nn.Linear(2, 2), nn.Conv1d(1, 1, 3, padding=1), nn.Conv2d(2, 4, 1), nn.GroupNorm(1, 2), nn.LayerNorm(2),

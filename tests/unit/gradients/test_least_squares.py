@@ -12,6 +12,7 @@ from dpfl.models import Model, build
 from dpfl.models.architectures import squared_error
 from dpfl.models.model import Loss
 from dpfl.streams import Streams
+from grids import each
 
 FEATURES = 4
 
@@ -44,8 +45,8 @@ def test_the_moments_by_hand() -> None:
     assert moments.sums(torch.tensor([2.0, 1.0]), torch.tensor([0])).tolist() == [[38.0, 14.0]]
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("at_once", [1, 60, 2**24])
+@each("bias", [True, False])
+@each("at_once", [1, 60, 2**24])
 def test_sums_of_gradients_are_autograds_for_clients_of_any_size(
     bias: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,8 +77,8 @@ def test_moments_are_taken_in_double_precision_and_given_back_in_the_models() ->
 # Which models are linear regressions.
 
 
-@pytest.mark.parametrize("shape", [(FEATURES,), (2, 2)])
-@pytest.mark.parametrize("bias", [True, False])
+@each("shape", [(FEATURES,), (2, 2)])
+@each("bias", [True, False])
 def test_linear_regressions_are_known(shape: tuple[int, ...], bias: bool) -> None:
     batch = records(12, *shape)
     assert is_least_squares(regression(bias=bias), batch.x, batch.y)
@@ -143,7 +144,7 @@ def halved(outputs: Tensor, targets: Tensor) -> Tensor:
     return squared_error(outputs, targets) / 2
 
 
-@pytest.mark.parametrize(
+@each(
     ("module", "loss", "ridge"),
     [
         (nn.Linear(FEATURES, 1), squared_error, 0.1),

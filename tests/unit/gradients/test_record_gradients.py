@@ -18,6 +18,7 @@ from dpfl.gradients.record_gradients import (
     weigh,
 )
 from dpfl.orders import Norm
+from grids import each
 
 
 def random(*shape: int) -> Tensor:
@@ -38,8 +39,8 @@ def test_powers_by_hand() -> None:
 WIDTHS = [10, 100, 784, 1000, 1023, 1024, 1025, 1500, 2048, 3072, 10_000, 10_240, 65_536, 100_000, 102_400]
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("width", WIDTHS)
+@each("norm", [1, 2])
+@each("width", WIDTHS)
 def test_equal_numbers_are_added_well_enough_in_single_precision(width: int, norm: Norm) -> None:
     # Equal numbers are the worst case of a sum that adds one after the other: every addition errs to the same side. A
     # norm that is too short makes the clip as much too generous, so it must not be short by more than 5e-6.
@@ -129,17 +130,17 @@ def test_lookups_form_tables_by_hand() -> None:
     assert total(one.powers(2, exact=True)).tolist() == [41.0]
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("exact", [True, False])
+@each("name", KINDS)
+@each("norm", [1, 2])
+@each("exact", [True, False])
 def test_powers_are_those_of_the_formed_gradients(name: str, norm: Norm, exact: bool) -> None:
     one = KINDS[name]()
     expected = flat(one.form()).abs().pow(norm).sum(dim=1)
     torch.testing.assert_close(total(one.powers(norm, exact=exact)), expected, rtol=1e-12, atol=1e-30)
 
 
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("biased", [True, False])
+@each("norm", [1, 2])
+@each("biased", [True, False])
 def test_a_product_of_tiny_numbers_is_never_shorter_than_it_is(norm: Norm, biased: bool) -> None:
     sizes = torch.tensor([1e-8, 1e-12, 1e-18, 1e-25, 1e-30, 1e-40])
     inputs, deltas = torch.cartesian_prod(sizes, sizes).T[:, :, None, None]
@@ -149,10 +150,10 @@ def test_a_product_of_tiny_numbers_is_never_shorter_than_it_is(norm: Norm, biase
     assert (found <= exact * (1 + 1e-6) + 1e-34).all()
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("clients", [1, 2, 3, 6])
-@pytest.mark.parametrize("measured", [True, False])
-@pytest.mark.parametrize("weighted", [True, False])
+@each("name", KINDS)
+@each("clients", [1, 2, 3, 6])
+@each("measured", [True, False])
+@each("weighted", [True, False])
 def test_weighted_sums_are_those_of_the_formed_gradients(
     name: str, clients: int, measured: bool, weighted: bool
 ) -> None:
@@ -166,8 +167,8 @@ def test_weighted_sums_are_those_of_the_formed_gradients(
         torch.testing.assert_close(one.weighted_sum(weights, clients)[part], expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@each("name", KINDS)
+@each("broken", [math.nan, math.inf])
 def test_rows_without_are_zero_whatever_they_were(name: str, broken: float) -> None:
     one = KINDS[name]()
     whole = {part: value.clone() for part, value in one.form().items()}

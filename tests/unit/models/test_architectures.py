@@ -10,6 +10,7 @@ from torch import nn
 from dpfl.errors import BadInput
 from dpfl.models import ARCHITECTURES, Model, build, default_model
 from dpfl.streams import Streams
+from grids import each
 
 SIZES = {
     # (name, shape of a record, classes): parameters
@@ -45,14 +46,14 @@ def test_every_model_is_measured_here() -> None:
     assert {name for name, _, _ in SIZES} == set(ARCHITECTURES)
 
 
-@pytest.mark.parametrize(("name", "shape", "classes"), SIZES)
+@each(("name", "shape", "classes"), SIZES)
 def test_the_number_of_parameters_is_exact(name: str, shape: tuple[int, ...], classes: int | None) -> None:
     model = make(name, shape, classes)
     assert model.dim == SIZES[name, shape, classes]
     assert model.weights().shape == (model.dim,)
 
 
-@pytest.mark.parametrize(("name", "shape", "classes"), SIZES)
+@each(("name", "shape", "classes"), SIZES)
 def test_a_batch_goes_through_and_costs_something_finite(
     name: str, shape: tuple[int, ...], classes: int | None
 ) -> None:
@@ -67,18 +68,18 @@ def test_a_batch_goes_through_and_costs_something_finite(
         assert model.classify(outputs).shape == (3,)
 
 
-@pytest.mark.parametrize(("name", "shape", "classes"), SIZES)
+@each(("name", "shape", "classes"), SIZES)
 def test_the_stream_decides_the_weights(name: str, shape: tuple[int, ...], classes: int | None) -> None:
     one, same, other = (make(name, shape, classes, seed).weights() for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 
 
-@pytest.mark.parametrize(("name", "shape", "classes"), SIZES)
+@each(("name", "shape", "classes"), SIZES)
 def test_weights_fill_plus_minus_one_over_the_root_of_fan_in(
     name: str, shape: tuple[int, ...], classes: int | None
 ) -> None:
-    layers = [layer for layer in make(name, shape, classes).module if isinstance(layer, (nn.Linear, nn.Conv2d))]
+    layers = [layer for layer in make(name, shape, classes).module if isinstance(layer, (nn.Linear, nn.Conv2d))]  # type: ignore[attr-defined]
     assert layers
     for layer in layers:
         bound = 1 / math.sqrt(layer.weight[0].numel())
@@ -90,14 +91,14 @@ def test_weights_fill_plus_minus_one_over_the_root_of_fan_in(
                 assert values.std() == pytest.approx(bound / math.sqrt(3), rel=5 * 0.45 / math.sqrt(values.size))
 
 
-@pytest.mark.parametrize(("name", "shape", "classes"), SIZES)
+@each(("name", "shape", "classes"), SIZES)
 def test_building_leaves_torchs_own_randomness_alone(name: str, shape: tuple[int, ...], classes: int | None) -> None:
     before = torch.get_rng_state()
     make(name, shape, classes)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "shape", "classes", "reason"),
     [
         ("linear", (10,), 3, "regression"),
@@ -120,8 +121,8 @@ def test_a_model_that_does_not_fit_is_refused_by_name(
     assert reason in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", IMAGE_MODELS)
-@pytest.mark.parametrize("side", range(6, 16))
+@each("name", IMAGE_MODELS)
+@each("side", range(6, 16))
 def test_a_small_image_goes_through_or_is_refused(name: str, side: int) -> None:
     try:
         model = make(name, (1, side, side), 10)

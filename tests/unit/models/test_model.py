@@ -1,6 +1,7 @@
 """A model is a vector of weights and a loss; a record's gradient is the same however it is computed."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from dpfl.errors import BadInput
 from dpfl.federation import Records
 from dpfl.models import Model
 from dpfl.models.architectures import cross_entropy
+from grids import each
 
 
 def mlp() -> nn.Module:
@@ -47,7 +49,7 @@ class Recurrent(nn.Module):
 SHAPES = {mlp: (3,), cnn: (1, 6, 6), Branching: (3,), Recurrent: (5, 2)}
 
 
-def model_and_data(make, count: int = 6, **options) -> tuple[Model, Records]:
+def model_and_data(make: Any, count: int = 6, **options: Any) -> tuple[Model, Records]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = make().double()
@@ -95,7 +97,7 @@ def test_split_and_load_invert_weights() -> None:
     assert torch.equal(torch.cat([part.flatten() for part in parts.values()]), weights)
     model.load(weights)
     assert torch.equal(model.weights(), weights)
-    assert torch.equal(model.module[2].weight.detach(), torch.arange(20.0, 40.0).reshape(4, 5))
+    assert torch.equal(model.module[2].weight.detach(), torch.arange(20.0, 40.0).reshape(4, 5))  # type: ignore[index]
 
 
 def test_mean_loss_is_torchs_own() -> None:
@@ -114,7 +116,7 @@ def test_the_gradient_by_hand() -> None:
 
 
 @pytest.mark.parametrize("make", [mlp, cnn])
-def test_record_gradients_agree_with_plain_autograd(make) -> None:
+def test_record_gradients_agree_with_plain_autograd(make: Any) -> None:
     model, records = model_and_data(make)
     expected = by_plain_autograd(model, records)
     assert model.vectorises(records.x, records.y)
@@ -146,8 +148,8 @@ def test_every_records_gradient_holds_the_ridge_penalty(vectorised: bool) -> Non
 
 def test_frozen_parameters_stay_out() -> None:
     module = mlp()
-    module[0].requires_grad_(False)
-    before = module[0].weight.clone()
+    module[0].requires_grad_(False)  # type: ignore[index]
+    before = module[0].weight.clone()  # type: ignore[index]
     model = Model(module, cross_entropy, ridge=0.1)
     assert model.dim == 4 * 5 + 4
     assert list(model.split(model.weights())) == ["2.weight", "2.bias"]
@@ -155,7 +157,7 @@ def test_frozen_parameters_stay_out() -> None:
     for vectorised in (True, False):
         assert record_gradients(model, model.weights(), x, y, vectorised=vectorised).shape == (2, 24)
     model.load(torch.zeros(24))
-    assert torch.equal(module[0].weight, before)
+    assert torch.equal(module[0].weight, before)  # type: ignore[index]
 
 
 def test_a_parameter_that_the_loss_never_sees_has_a_zero_gradient() -> None:
@@ -182,20 +184,20 @@ def test_integer_buffers_are_left_alone() -> None:
             self.register_buffer("columns", torch.tensor([2, 0]))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.linear(x[:, self.columns])
+            return self.linear(x[:, self.columns])  # type: ignore[index]
 
     model = Model(Picky(), cross_entropy)
     assert model.dim == 2 * 4 + 4
     assert "columns" not in model.split(model.weights())
     model.load(torch.full((12,), 0.5))
-    assert model.module.columns.tolist() == [2, 0]
+    assert model.module.columns.tolist() == [2, 0]  # type: ignore[operator]
     assert model.module.columns.dtype == torch.int64
     records = Records(torch.tensor([[1.0, 9.0, 2.0], [0.0, 9.0, 1.0]]), torch.tensor([0, 3]))
     rows = [record_gradients(model, model.weights(), records.x, records.y, vectorised=v) for v in (True, False)]
     torch.testing.assert_close(*rows)
 
 
-@pytest.mark.parametrize(
+@each(
     "layer",
     [
         nn.BatchNorm1d(4),
@@ -215,9 +217,7 @@ def test_a_layer_that_mixes_records_is_refused_with_a_way_out(layer: nn.Module) 
         Model(layer, cross_entropy)
 
 
-@pytest.mark.parametrize(
-    "layer", [nn.GroupNorm(2, 4), nn.LayerNorm(4), nn.InstanceNorm2d(4, affine=True), nn.InstanceNorm1d(4)], ids=repr
-)
+@each("layer", [nn.GroupNorm(2, 4), nn.LayerNorm(4), nn.InstanceNorm2d(4, affine=True), nn.InstanceNorm1d(4)], ids=repr)
 def test_a_layer_that_keeps_records_apart_is_accepted(layer: nn.Module) -> None:
     assert Model(nn.Sequential(nn.Linear(2, 4), layer), cross_entropy).dim >= 12
 
@@ -256,7 +256,7 @@ class Remembering(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
-            self.seen.add_(x.detach().mean(0))
+            self.seen.add_(x.detach().mean(0))  # type: ignore[operator]
         return self.inner(x)
 
 

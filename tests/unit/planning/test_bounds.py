@@ -6,6 +6,7 @@ Simulations draw Gaussian noise with fixed seeds; a mean over them may exceed it
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from dpfl.planning.bounds import Facts, Void, contract, in_turn, round_noise
 from dpfl.planning.constants import Constants
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, UDP, DPFedAvg, FedSGDDPC, NbAFL
+from grids import each
 
 N, SIZE, DIM = 6, 40, 7
 EQUAL = Facts((SIZE,) * N, DIM, Streams(3))
@@ -51,7 +53,7 @@ UPLOADS = [
 ]
 
 
-@pytest.mark.parametrize(("order", "variance"), UPLOADS)
+@each(("order", "variance"), UPLOADS)
 def test_noise_on_the_upload_is_not_scaled(order: Order, variance: float) -> None:
     for records in (1, 10, 999):
         assert order.noise_variance(records) == pytest.approx(variance, rel=1e-12)
@@ -68,8 +70,8 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize(("options", "share"), STEPS)
-@pytest.mark.parametrize(("noise", "variance"), [(Gaussian(3.0), 9.0), (Laplace(3.0), 18.0)])
+@each(("options", "share"), STEPS)
+@each(("noise", "variance"), [(Gaussian(3.0), 9.0), (Laplace(3.0), 18.0)])
 def test_noise_in_steps_is_scaled_as_the_gradient_is_and_adds_up(
     options: dict, share: float, noise: Gaussian | Laplace, variance: float
 ) -> None:
@@ -82,9 +84,9 @@ def test_noise_in_steps_is_scaled_as_the_gradient_is_and_adds_up(
 # (b) The variance of a round, against the lines of the papers.
 
 
-@pytest.mark.parametrize("cohort", [1, 2, 4, 6])
-@pytest.mark.parametrize("rounds", [1, 3, 60])
-@pytest.mark.parametrize("steps", [1, 5])
+@each("cohort", [1, 2, 4, 6])
+@each("rounds", [1, 3, 60])
+@each("steps", [1, 5])
 def test_noise_of_a_dp_fedavg_round(cohort: int, rounds: int, steps: int) -> None:
     options = {"rounds": rounds, "cohort": cohort, "local_steps": steps, "lr": 0.3, "clip": 1.5, "epsilon": 2.0}
     reach = 0.3 * steps * 1.5  # Ξ = η·E·C
@@ -94,9 +96,9 @@ def test_noise_of_a_dp_fedavg_round(cohort: int, rounds: int, steps: int) -> Non
     assert gaussian == pytest.approx(DIM * 2 * N * math.log(1e4) * reach**2 * rounds / (N**2 * 2.0**2))
 
 
-@pytest.mark.parametrize("cohort", [1, 2, 4, 6])
-@pytest.mark.parametrize("rounds", [1, 3, 60])
-@pytest.mark.parametrize("facts", [EQUAL, UNEQUAL])
+@each("cohort", [1, 2, 4, 6])
+@each("rounds", [1, 3, 60])
+@each("facts", [EQUAL, UNEQUAL])
 def test_noise_of_a_fedsgd_dpc_round(cohort: int, rounds: int, facts: Facts) -> None:
     options = {"rounds": rounds, "cohort": cohort, "lr": 0.3, "clip": 1.5, "epsilon": 2.0, "calibration": "paper"}
     share = (0.3 * 1.5 / sum(facts.sizes)) ** 2 * DIM
@@ -118,7 +120,7 @@ def test_noise_of_a_fedsgd_dpc_round_with_a_budget_for_each() -> None:
     assert gaussian == pytest.approx(2 * share * 9 * paid)
 
 
-@pytest.mark.parametrize("cohort", [1, 4, 6])
+@each("cohort", [1, 4, 6])
 def test_noise_of_a_udp_round(cohort: int) -> None:
     system = UDP(rounds=20, cohort=cohort, lr=0.3, clip=1.5, epsilon=2.0, delta=1e-4, calibration="paper")
     std = 2 * 0.3 * 1.5 / SIZE * math.sqrt(2 * cohort / N * 20 * math.log(1e4)) / 2.0
@@ -135,8 +137,8 @@ def test_noise_of_a_udp_round_with_unequal_clients() -> None:
     assert round_noise(system, UNEQUAL) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("facts", [EQUAL, UNEQUAL])
-@pytest.mark.parametrize(("rounds", "exposures"), [(30, 2), (4, 3)])
+@each("facts", [EQUAL, UNEQUAL])
+@each(("rounds", "exposures"), [(30, 2), (4, 3)])
 def test_noise_of_an_nbafl_round_of_all_clients(facts: Facts, rounds: int, exposures: int) -> None:
     options = {"clip": 1.5, "epsilon": 2.0, "delta": 0.01, "calibration": "paper"}
     c, fewest = math.sqrt(2 * math.log(125)), min(facts.sizes)
@@ -165,7 +167,7 @@ def test_exact_noise_moves_the_variance() -> None:
         papers = round_noise(replace(system, calibration="paper"), EQUAL)
         assert round_noise(system, EQUAL) == pytest.approx(factor * papers)
     # By Gaussian DP, √(2R·ln(1/δ))/ε is worth less than (ε, δ) where ε is small.
-    system = UDP(rounds=9, epsilon=1.0)
+    system = UDP(rounds=9, epsilon=1.0)  # type: ignore[assignment]
     assert round_noise(system, EQUAL) < 0.9 * round_noise(replace(system, calibration="paper"), EQUAL)
 
 
@@ -180,14 +182,14 @@ def test_exact_noise_is_counted_for_the_rounds_that_clients_answer() -> None:
 # (c) The general form, with the papers' noise, against the papers' own.
 
 
-def both(module, system, facts: Facts, constants: Constants) -> tuple[float, float]:
+def both(module: Any, system: Any, facts: Facts, constants: Constants) -> tuple[float, float]:
     return tuple(module.predicted(system, facts, constants, form) for form in ("general", "paper"))
 
 
-@pytest.mark.parametrize("cohort", [1, 3, None])
-@pytest.mark.parametrize("rounds", [1, 7, 200])
-@pytest.mark.parametrize("facts", [EQUAL, UNEQUAL])
-@pytest.mark.parametrize(("mechanism", "rate"), [("laplace", None), ("gaussian", None), ("gaussian", 0.2)])
+@each("cohort", [1, 3, None])
+@each("rounds", [1, 7, 200])
+@each("facts", [EQUAL, UNEQUAL])
+@each(("mechanism", "rate"), [("laplace", None), ("gaussian", None), ("gaussian", 0.2)])
 def test_fedsgd_dpcs_theorems_are_the_general_bound(
     cohort: int | None, rounds: int, facts: Facts, mechanism: str, rate: float | None
 ) -> None:
@@ -234,8 +236,8 @@ def test_fedsgd_dpcs_constants_of_rounds_and_cohort_are_its_bound() -> None:
         assert (gamma, c1) == pytest.approx((8.0, 8 * 6 * 1.3**2 / (0.25 * 5)))
 
 
-@pytest.mark.parametrize("cohort", [1, 3, None])
-@pytest.mark.parametrize(("rounds", "steps"), [(1, 1), (7, 3), (30, 50)])
+@each("cohort", [1, 3, None])
+@each(("rounds", "steps"), [(1, 1), (7, 3), (30, 50)])
 def test_dp_fedavgs_theorem_is_the_general_bound_for_laplace_noise(cohort: int | None, rounds: int, steps: int) -> None:
     system = DPFedAvg(
         mechanism="laplace", calibration="paper", rounds=rounds, local_steps=steps, cohort=cohort, epsilon=0.7,
@@ -247,8 +249,8 @@ def test_dp_fedavgs_theorem_is_the_general_bound_for_laplace_noise(cohort: int |
     assert both(dp_fedavg, quiet, EQUAL, CONSTANTS)[0] < 0.97 * general
 
 
-@pytest.mark.parametrize("cohort", [1, 3, None])
-@pytest.mark.parametrize(("rounds", "steps"), [(1, 1), (7, 3), (30, 50)])
+@each("cohort", [1, 3, None])
+@each(("rounds", "steps"), [(1, 1), (7, 3), (30, 50)])
 def test_dp_fedavgs_theorem_has_a_stray_factor_of_two_for_gaussian_noise(
     cohort: int | None, rounds: int, steps: int
 ) -> None:
@@ -276,8 +278,8 @@ def test_dp_fedavgs_theorem_by_hand() -> None:
     assert both(dp_fedavg, long, EQUAL, CONSTANTS) == pytest.approx((expected, expected))
 
 
-@pytest.mark.parametrize("cohort", [1, 3, 6])
-@pytest.mark.parametrize("dim", [1, 7, 100])
+@each("cohort", [1, 3, 6])
+@each("dim", [1, 7, 100])
 def test_udps_theorem_puts_the_cohort_for_the_dimension(cohort: int, dim: int) -> None:
     system = UDP(calibration="paper", rounds=12, cohort=cohort, lr=1 / 2.0, epsilon=3.0)  # η = 1/L
     facts = replace(EQUAL, dim=dim)
@@ -286,7 +288,7 @@ def test_udps_theorem_puts_the_cohort_for_the_dimension(cohort: int, dim: int) -
     assert papers == pytest.approx(general * cohort / dim, rel=1e-12)
 
 
-@pytest.mark.parametrize("cohort", [1, 3, 5])
+@each("cohort", [1, 3, 5])
 def test_udps_theorem_counts_divergence_once_too_often_for_every_client(cohort: int) -> None:
     system = UDP(calibration="paper", rounds=12, cohort=cohort, lr=1 / 2.0, epsilon=3.0)
     with_it, left_out = (both(udp, system, EQUAL, without(divergence=number)) for number in (0.6, 0.0))
@@ -317,11 +319,11 @@ def split(system: NbAFL, facts: Facts) -> tuple[tuple[float, float], tuple[float
     """Return what the bound owes to E‖n‖ and to E‖n‖², each in the general and in the paper's form."""
     squares = both(nbafl, system, facts, without(initial_gap=0.0, lipschitz=0.0))
     whole = both(nbafl, system, facts, without(initial_gap=0.0))
-    return tuple(one - other for one, other in zip(whole, squares, strict=True)), squares
+    return tuple(one - other for one, other in zip(whole, squares, strict=True)), squares  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(("clip", "dim"), [(1.0, 7), (5.0, 1), (0.5, 300)])
-@pytest.mark.parametrize("facts", [EQUAL, UNEQUAL])
+@each(("clip", "dim"), [(1.0, 7), (5.0, 1), (0.5, 300)])
+@each("facts", [EQUAL, UNEQUAL])
 def test_nbafls_theorem_2_puts_the_clients_for_the_dimension(clip: float, dim: int, facts: Facts) -> None:
     system = NbAFL(calibration="paper", rounds=12, proximal=20.0, clip=clip, epsilon=3.0)  # R > L√N
     lengths, squares = split(system, replace(facts, dim=dim))
@@ -330,8 +332,8 @@ def test_nbafls_theorem_2_puts_the_clients_for_the_dimension(clip: float, dim: i
     assert lengths[1] / lengths[0] == pytest.approx(math.sqrt(2 / math.pi * ratio), rel=1e-9)
 
 
-@pytest.mark.parametrize(("clip", "dim"), [(1.0, 7), (5.0, 1), (0.5, 300)])
-@pytest.mark.parametrize("cohort", [3, 5])
+@each(("clip", "dim"), [(1.0, 7), (5.0, 1), (0.5, 300)])
+@each("cohort", [3, 5])
 def test_nbafls_theorem_3_drops_the_clip_and_the_dimension(clip: float, dim: int, cohort: int) -> None:
     system = NbAFL(calibration="paper", rounds=12, cohort=cohort, proximal=60.0, clip=clip, epsilon=3.0)
     lengths, squares = split(system, replace(EQUAL, dim=dim))
@@ -367,7 +369,7 @@ def test_nbafls_theorem_3_by_hand() -> None:
     assert both(nbafl, system, EQUAL, CONSTANTS) == pytest.approx((general, papers))
 
 
-@pytest.mark.parametrize(("rounds", "steps"), [(6, 1), (3, 2), (1, 6)])
+@each(("rounds", "steps"), [(6, 1), (3, 2), (1, 6)])
 def test_ali_dpfl_averages_the_noise_of_equal_clients(rounds: int, steps: int) -> None:
     # A client's own noise is the paper's, so that the drift is the same; that of the average is one N-th of it.
     system = ALIDPFL(calibration="paper", rounds=rounds, local_steps=steps, clip=1.5, epsilon=20.0)
@@ -407,7 +409,7 @@ def test_ali_dpfl_trains_no_longer_than_its_budget_lasts() -> None:
 # (d) The recursion that a bound is the end of.
 
 
-@pytest.mark.parametrize("steps", [1, 2, 50])
+@each("steps", [1, 2, 50])
 def test_contracting_is_a_plain_loop(steps: int) -> None:
     rng = np.random.default_rng(steps)
     shrinks, added = rng.uniform(0, 1.1, steps), rng.uniform(0, 3, steps)
@@ -426,10 +428,10 @@ def theorys_rates(gamma: float, mu: float) -> dict[str, float]:
     return {"lr": 2 / (mu * gamma) * (1 - 1e-12), "lr_gamma": gamma}
 
 
-@pytest.mark.parametrize("rounds", [1, 5, 300])
-@pytest.mark.parametrize("cohort", [2, None])
-@pytest.mark.parametrize(("mu", "smoothness"), [(0.5, 2.0), (2.0, 2.0), (0.01, 1.0)])
-@pytest.mark.parametrize("clip", [0.01, 30.0])
+@each("rounds", [1, 5, 300])
+@each("cohort", [2, None])
+@each(("mu", "smoothness"), [(0.5, 2.0), (2.0, 2.0), (0.01, 1.0)])
+@each("clip", [0.01, 30.0])
 def test_fedsgd_dpcs_recursion_ends_below_its_theorem(
     rounds: int, cohort: int | None, mu: float, smoothness: float, clip: float
 ) -> None:
@@ -442,10 +444,10 @@ def test_fedsgd_dpcs_recursion_ends_below_its_theorem(
     assert 0 < stepped <= closed * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("rounds", [1, 5, 60])
-@pytest.mark.parametrize("cohort", [2, None])
-@pytest.mark.parametrize(("mu", "smoothness", "steps"), [(0.5, 2.0, 4), (2.0, 2.0, 20), (0.01, 1.0, 1)])
-@pytest.mark.parametrize("clip", [0.01, 30.0])
+@each("rounds", [1, 5, 60])
+@each("cohort", [2, None])
+@each(("mu", "smoothness", "steps"), [(0.5, 2.0, 4), (2.0, 2.0, 20), (0.01, 1.0, 1)])
+@each("clip", [0.01, 30.0])
 def test_dp_fedavgs_recursion_ends_below_its_theorem(
     rounds: int, cohort: int | None, mu: float, smoothness: float, steps: int, clip: float
 ) -> None:
@@ -483,7 +485,7 @@ def test_recursions_at_a_constant_rate_by_hand(steps: int) -> None:
     more = 0.01 * (2 * 1.3**2 * 0.4 + 2 * 2.0 * 0.3 + noise)
     expected = 0.95**4 * 5.0 + more * (1 - 0.95**4) / 0.05
     assert fedsgd_dpc.predicted(system, EQUAL, known, "general") == pytest.approx(expected)
-    system = DPFedAvg(
+    system = DPFedAvg(  # type: ignore[assignment]
         rounds=4, local_steps=steps, cohort=2, lr=0.1, mechanism="laplace", calibration="paper", epsilon=1.0
     )
     noise = 2 * DIM * 2 * (steps * 4) ** 2 / 36
@@ -576,10 +578,10 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize("cohort", [1, 3, 5])
-@pytest.mark.parametrize("noise", [0.0, 0.1, 10.0])
-@pytest.mark.parametrize(("rounds", "step"), [(1, 1.0), (8, 0.3), (40, 1.7)])
+@each("problem", PROBLEMS)
+@each("cohort", [1, 3, 5])
+@each("noise", [0.0, 0.1, 10.0])
+@each(("rounds", "step"), [(1, 1.0), (8, 0.3), (40, 1.7)])
 def test_losses_stay_below_udps_bound(problem: str, cohort: int, noise: float, rounds: int, step: float) -> None:
     curvatures, options = PROBLEMS[problem]
     task = quadratic(curvatures, **options)
@@ -596,10 +598,10 @@ def test_losses_stay_below_udps_bound(problem: str, cohort: int, noise: float, r
         assert bound == pytest.approx(gaps.mean(), abs=5 * gaps.std() / math.sqrt(len(gaps)) + 1e-9)
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize("cohort", [1, 3, 5])
-@pytest.mark.parametrize("noise", [0.0, 0.1, 100.0])
-@pytest.mark.parametrize("rounds", [1, 8, 60])
+@each("problem", PROBLEMS)
+@each("cohort", [1, 3, 5])
+@each("noise", [0.0, 0.1, 100.0])
+@each("rounds", [1, 8, 60])
 def test_models_stay_below_fedsgd_dpcs_bound(problem: str, cohort: int, noise: float, rounds: int) -> None:
     curvatures, options = PROBLEMS[problem]
     task = quadratic(curvatures, **options)
@@ -619,10 +621,10 @@ def test_models_stay_below_fedsgd_dpcs_bound(problem: str, cohort: int, noise: f
         assert bound < 4 * distances.mean()  # noise alone, in a round bowl: three times what happens
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize("cohort", [1, 3, 5])
-@pytest.mark.parametrize("noise", [0.0, 0.1, 100.0])
-@pytest.mark.parametrize(("rounds", "steps"), [(1, 5), (10, 1), (10, 4), (5, 20)])
+@each("problem", PROBLEMS)
+@each("cohort", [1, 3, 5])
+@each("noise", [0.0, 0.1, 100.0])
+@each(("rounds", "steps"), [(1, 5), (10, 1), (10, 4), (5, 20)])
 def test_models_stay_below_dp_fedavgs_bound(problem: str, cohort: int, noise: float, rounds: int, steps: int) -> None:
     curvatures, options = PROBLEMS[problem]
     task = quadratic(curvatures, **options)
@@ -655,10 +657,10 @@ def test_dp_fedavgs_bound_is_within_reach_of_what_noise_does() -> None:
         assert task.distance(w).mean() > least * bound
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize("cohort", [2, None])
-@pytest.mark.parametrize("decay", [None, 10.0])
-@pytest.mark.parametrize("epsilon", [0.5, 50.0])
+@each("problem", PROBLEMS)
+@each("cohort", [2, None])
+@each("decay", [None, 10.0])
+@each("epsilon", [0.5, 50.0])
 def test_models_stay_below_what_is_predicted_for_rates_of_ones_own(
     problem: str, cohort: int | None, decay: float | None, epsilon: float
 ) -> None:
@@ -695,9 +697,9 @@ def test_in_turn_is_the_variance_of_a_mean_of_some() -> None:
 # (f) Where a bound says nothing.
 
 
-@pytest.mark.parametrize("form", ["general", "paper"])
-@pytest.mark.parametrize("value", [0.0, -0.3, math.nan])
-@pytest.mark.parametrize("name", ["dp-fedavg", "udp", "ali-dpfl", "fedsgd-dpc"])
+@each("form", ["general", "paper"])
+@each("value", [0.0, -0.3, math.nan])
+@each("name", ["dp-fedavg", "udp", "ali-dpfl", "fedsgd-dpc"])
 def test_a_loss_without_curvature_is_refused(name: str, value: float, form: str) -> None:
     system, module = PLANNED[name]
     field = "polyak_lojasiewicz" if name == "udp" else "strong_convexity"
@@ -705,8 +707,8 @@ def test_a_loss_without_curvature_is_refused(name: str, value: float, form: str)
         module.predicted(system, EQUAL, without(**{field: value}), form)
 
 
-@pytest.mark.parametrize("value", [0.0, -0.3])
-@pytest.mark.parametrize(("cohort", "letter"), [(None, "P"), (3, "Q")])
+@each("value", [0.0, -0.3])
+@each(("cohort", "letter"), [(None, "P"), (3, "Q")])
 def test_a_loss_without_curvature_is_refused_by_nbafl(value: float, cohort: int | None, letter: str) -> None:
     system = NbAFL(proximal=20.0, cohort=cohort)
     with pytest.raises(Void, match=rf"^polyak_lojasiewicz \(l\) must be above 0 .*was {value:g}: {letter} = 1 \+ 2l"):
@@ -722,9 +724,9 @@ RATES = [  # the largest rate that is allowed where L = 2, and whether it is all
 ]
 
 
-@pytest.mark.parametrize(("system", "module", "formula", "words", "limit", "allowed"), RATES)
+@each(("system", "module", "formula", "words", "limit", "allowed"), RATES)
 def test_a_rate_that_is_too_large_is_refused_with_its_limit(
-    system, module, formula: str, words: str, limit: float, allowed: bool
+    system: Any, module: Any, formula: str, words: str, limit: float, allowed: bool
 ) -> None:
     message = rf"^lr must be {words} {re.escape(formula)} = {limit:.4g} for the bound of {system.name} to hold, was "
     for lr in (limit * 1.001, 2.0) if allowed else (limit, limit * 1.001, 2.0):
@@ -748,8 +750,8 @@ def test_nbafl_without_a_pull_is_refused(form: str) -> None:
         nbafl.predicted(NbAFL(proximal=0.0), EQUAL, CONSTANTS, form)
 
 
-@pytest.mark.parametrize(("cohort", "letter"), [(None, "P"), (4, "Q")])
-@pytest.mark.parametrize("form", ["general", "paper"])
+@each(("cohort", "letter"), [(None, "P"), (4, "Q")])
+@each("form", ["general", "paper"])
 def test_a_pull_that_is_too_weak_is_refused_with_one_that_is_not(cohort: int | None, letter: str, form: str) -> None:
     system = NbAFL(rounds=30, proximal=0.1, cohort=cohort, calibration="paper")
     with pytest.raises(Void, match=rf"^{letter} must be at least 0 and below 1 .*ρ = 2, B = 1.2, μ = 0.1\)") as refusal:
@@ -772,8 +774,8 @@ def test_where_no_pull_suffices_more_clients_are_asked_for() -> None:
     assert nbafl.predicted(replace(system, cohort=5, proximal=1000.0), EQUAL, known, "general") > 0
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 8.0, 30.0])
-@pytest.mark.parametrize("cohort", [1, 3, 5])
+@each("epsilon", [1.0, 8.0, 30.0])
+@each("cohort", [1, 3, 5])
 def test_theorem_3_as_printed_needs_enough_rounds_and_says_how_many(epsilon: float, cohort: int) -> None:
     # The pull that Q asks for is beside the point: only the noise is asked for here.
     options = {"clients": N, "cohort": cohort, "fewest_records": SIZE, "epsilon": epsilon, "delta": 0.01}
@@ -801,16 +803,16 @@ NEEDED = {
 }
 
 
-@pytest.mark.parametrize(("name", "constant"), [(name, one) for name, needed in NEEDED.items() for one in needed])
-@pytest.mark.parametrize("form", ["general", "paper"])
+@each(("name", "constant"), [(name, one) for name, needed in NEEDED.items() for one in needed])
+@each("form", ["general", "paper"])
 def test_a_constant_that_is_missing_is_asked_for_by_name(name: str, constant: str, form: str) -> None:
     system, module = PLANNED[name]
     with pytest.raises(BadInput, match=rf"^{constant} \(.+\) must be known for this bound, was left out; add it"):
         module.predicted(system, EQUAL, without(**{constant: None}), form)
 
 
-@pytest.mark.parametrize("name", PLANNED)
-@pytest.mark.parametrize("form", ["general", "paper"])
+@each("name", PLANNED)
+@each("form", ["general", "paper"])
 def test_constants_that_a_bound_does_not_need_may_be_missing(name: str, form: str) -> None:
     system, module = PLANNED[name]
     only = Constants(**{one: getattr(CONSTANTS, one) for one in NEEDED[name]})
@@ -847,7 +849,9 @@ def test_the_noise_of_a_round_is_that_of_the_average_round() -> None:
 
 
 @pytest.mark.parametrize(("kind", "module", "gamma"), [(FedSGDDPC, fedsgd_dpc, 2.0), (DPFedAvg, dp_fedavg, 8.0)])
-def test_rates_for_another_curvature_than_is_known_are_bounded_as_they_are(kind, module, gamma: float) -> None:
+def test_rates_for_another_curvature_than_is_known_are_bounded_as_they_are(
+    kind: Any, module: Any, gamma: float
+) -> None:
     # Rates 2/(k + γ) as for μ = λ = 1, where the loss has curvatures from 0.1 to 1. Along the flattest direction a step
     # leaves 1 − 0.1·η_k of the way: Y falls like R^(−0.4), and never below γY₀/(R + γ) with the γ of μ = 0.1.
     steps = {"local_steps": 1} if kind is DPFedAvg else {}
@@ -888,7 +892,7 @@ def test_the_largest_rate_that_is_allowed_is_not_refused_for_rounding(kind: str)
     system, module = PLANNED[kind]
     for smoothness in np.geomspace(0.6, 60, 100):
         limit = 1 / smoothness if kind == "fedsgd-dpc" else 1 / (4 * smoothness)
-        decaying = replace(system, lr=float(limit), lr_gamma=7.3)
+        decaying = replace(system, lr=float(limit), lr_gamma=7.3)  # type: ignore[type-var]
         assert module.predicted(decaying, EQUAL, without(smoothness=float(smoothness)), "general") > 0
 
 

@@ -13,6 +13,7 @@ import pytest
 from dpfl.errors import BadInput
 from dpfl.planning import read as read_from_package
 from dpfl.planning.constants import ALIASES, SYMBOLS, Constants, Note, read
+from grids import each
 
 NAMES = (
     "strong_convexity", "smoothness", "polyak_lojasiewicz", "gradient_bound", "lipschitz", "record_spread",
@@ -77,7 +78,7 @@ def test_nothing_is_known_of_a_new_problem() -> None:
     assert tuple(SYMBOLS) == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_what_is_missing_is_what_is_none(name: str) -> None:
     assert replace(ALL, **{name: None}).missing == (name,)
     assert Constants(**{name: 0.0}).missing == tuple(other for other in NAMES if other != name)
@@ -91,7 +92,7 @@ def test_constants_do_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         ALL.smoothness = 3.0  # type: ignore[misc]
     with pytest.raises(TypeError):
-        Constants(1.0)  # type: ignore[misc]
+        Constants(1.0)  # type: ignore[call-arg]
 
 
 def test_what_is_needed_comes_in_the_order_that_was_asked_for() -> None:
@@ -101,7 +102,7 @@ def test_what_is_needed_comes_in_the_order_that_was_asked_for() -> None:
     assert known.need() == ()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_what_is_needed_and_missing_is_named(name: str) -> None:
     others = [other for other in NAMES if other != name]
     with pytest.raises(BadInput) as refusal:
@@ -115,7 +116,7 @@ def test_what_is_needed_and_missing_is_named(name: str) -> None:
 # By name and by letter.
 
 
-@pytest.mark.parametrize(("letter", "name"), LETTERS)
+@each(("letter", "name"), LETTERS)
 def test_letters_of_the_papers_are_understood(letter: str, name: str, tmp_path: Path) -> None:
     found = Constants().overridden({letter: 2.5})
     assert found.need(name) == (2.5,)
@@ -129,14 +130,14 @@ def test_no_letter_means_anything_else() -> None:
     assert not set(ALIASES) & set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_every_letter_that_is_shown_can_be_written(name: str) -> None:
     for letter in SYMBOLS[name].split(", "):
         for form in ("NFC", "NFD"):  # an editor may write a letter and its bar as one sign or as two
             assert Constants().overridden({unicodedata.normalize(form, letter): 2.5}).need(name) == (2.5,)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_names_are_understood(name: str, tmp_path: Path) -> None:
     assert Constants().overridden({name: 3}).need(name) == (3.0,)
     assert read(written(tmp_path, f"{name} = 3")).need(name) == (3.0,)
@@ -166,7 +167,7 @@ def test_one_set_of_constants_can_override_another() -> None:
     known = Constants(smoothness=3.0, notes={"smoothness": Note("by hand", 2.0, 4.0)})
     entries = {name: entry for name, entry in known.to_dict().items() if name != "source"}
     both = ALL.overridden(entries)
-    assert both == replace(ALL, smoothness=3.0, notes=ALL.notes | {"smoothness": Note("by hand", 2.0, 4.0)})
+    assert both == replace(ALL, smoothness=3.0, notes=ALL.notes | {"smoothness": Note("by hand", 2.0, 4.0)})  # type: ignore[operator]
 
 
 # The file.
@@ -182,7 +183,7 @@ def test_the_file_gives_everything_back_exactly(tmp_path: Path) -> None:
     assert read_from_package is read
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_what_is_not_known_is_not_written(name: str, tmp_path: Path) -> None:
     some = replace(ALL, **{name: None})
     assert read(written(tmp_path, some.to_toml())).missing == (name,)
@@ -209,7 +210,7 @@ def test_numbers_of_numpy_can_be_written(tmp_path: Path) -> None:
     assert read(written(tmp_path, text)).smoothness == 4.0
 
 
-@pytest.mark.parametrize("text", ["", "a\x00b", "\x1b[0m", "\x7f", "\r\n", '"""', "\\", "é\u2028ü", "🙂"])
+@each("text", ["", "a\x00b", "\x1b[0m", "\x7f", "\r\n", '"""', "\\", "é\u2028ü", "🙂"])
 def test_any_source_can_be_written(text: str, tmp_path: Path) -> None:
     constants = Constants(smoothness=1.0, source=text, notes={"smoothness": Note(text)})
     assert read(written(tmp_path, constants.to_toml())) == constants
@@ -267,21 +268,21 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("text", "field", "was"), BAD)
+@each(("text", "field", "was"), BAD)
 def test_what_is_no_number_is_refused(text: str, field: str, was: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput) as refusal:
         read(written(tmp_path, text))
     assert_one_sentence(refusal, f"{field} must be a finite number", was, "; correct it")
 
 
-@pytest.mark.parametrize("value", ["4", True, math.nan, math.inf, None, [1.0], object, 1j])
+@each("value", ["4", True, math.nan, math.inf, None, [1.0], object, 1j])
 def test_what_is_no_number_is_refused_without_a_file_too(value: Any) -> None:
     with pytest.raises(BadInput) as refusal:
         Constants().overridden({"smoothness": value})
     assert_one_sentence(refusal, "smoothness (λ, L, ρ) must be a finite number", f"was {value!r}")
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "near"),
     [
         ("smothness", "smoothness"), ("Smoothness", "smoothness"), ("strong_convexty", "strong_convexity"),
@@ -317,7 +318,7 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
     assert_one_sentence(refusal, "constants must be a readable file", f"was {str(tmp_path)!r}", "; check the path")
 
 
-@pytest.mark.parametrize("text", ["smoothness 4", "[smoothness", "L = 1\nL = 2", b"L = 1 # \xff\xfe", "μ = 3", "= 3"])
+@each("text", ["smoothness 4", "[smoothness", "L = 1\nL = 2", b"L = 1 # \xff\xfe", "μ = 3", "= 3"])
 def test_a_file_that_is_not_toml(text: str | bytes, tmp_path: Path) -> None:
     path = written(tmp_path, text)
     with pytest.raises(BadInput) as refusal:

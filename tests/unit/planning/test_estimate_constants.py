@@ -22,6 +22,7 @@ from dpfl.planning import estimate_constants
 from dpfl.planning.constants import SYMBOLS, Constants, read
 from dpfl.planning.estimate_constants import estimate
 from dpfl.streams import Streams
+from grids import each
 
 CLOSE = 1e-3  # part of the value
 PROBED = 0.1  # what is promised of any probe
@@ -162,7 +163,7 @@ RIDGES = [
 ]
 
 
-@pytest.mark.parametrize(("spectrum", "ridge", "bias"), RIDGES)
+@each(("spectrum", "ridge", "bias"), RIDGES)
 def test_ridge_regression(spectrum: Sequence[float], ridge: float, bias: bool) -> None:
     clients = regression(spectrum, UNEQUAL)
     model = Model(linear(len(spectrum), bias=bias), half_square, ridge=ridge)
@@ -278,8 +279,8 @@ def quadratic(
 EXACT = (*CURVED, "divergence", "record_spread")
 
 
-@pytest.mark.parametrize("condition", [1.0, 2.0, 50.0, 2000.0])
-@pytest.mark.parametrize("dim", [2, 9, 40])
+@each("condition", [1.0, 2.0, 50.0, 2000.0])
+@each("dim", [2, 9, 40])
 def test_quadratics_of_few_dimensions(dim: int, condition: float) -> None:
     model, clients, truth = quadratic(np.random.default_rng(dim).permutation(np.geomspace(0.3, 0.3 * condition, dim)))
     found = probe(model, clients)
@@ -297,7 +298,7 @@ def test_a_single_parameter() -> None:
     assert found.strong_convexity == pytest.approx(found.smoothness, rel=1e-6)
 
 
-@pytest.mark.parametrize(("dim", "least"), [(64, 0.01), (65, 0.01), (130, 0.4), (200, 0.1)])
+@each(("dim", "least"), [(64, 0.01), (65, 0.01), (130, 0.4), (200, 0.1)])
 def test_a_least_curvature_that_stands_apart_is_found_in_many_dimensions(dim: int, least: float) -> None:
     curvatures = np.append(np.linspace(1.0, 3.0, dim - 1), least)
     model, clients, truth = quadratic(curvatures)
@@ -314,7 +315,7 @@ CROWDED = {
 }
 
 
-@pytest.mark.parametrize("kind", CROWDED)
+@each("kind", CROWDED)
 def test_a_least_curvature_in_a_crowd_is_right_or_none_is_claimed(kind: str) -> None:
     model, clients, truth = quadratic(CROWDED[kind])
     found = probe(model, clients)
@@ -327,7 +328,7 @@ def test_a_least_curvature_in_a_crowd_is_right_or_none_is_claimed(kind: str) -> 
         assert found.strong_convexity <= found.smoothness
 
 
-@pytest.mark.parametrize("condition", [10.0, 300.0, 2000.0])
+@each("condition", [10.0, 300.0, 2000.0])
 def test_heterogeneity_is_right_however_far_the_descent_came(condition: float) -> None:
     # F* and each F_i* must be sought equally well: what the descent has not yet reached is no difference of clients.
     clients = regression(np.geomspace(1.0, condition, 100), (60, 50, 70, 60))
@@ -409,7 +410,7 @@ def test_the_spread_of_records_under_a_linear_model() -> None:
 def test_heavier_clients_count_for_more() -> None:
     model = near([0.0], [1.0])
     clients = points([[-1.0], [1.0]] * 15, [[-10.0], [10.0]] * 5)  # spreads of 1 and 10, weights of 3/4 and 1/4
-    model.module.at.data.fill_(5.0)
+    model.module.at.data.fill_(5.0)  # type: ignore[operator]
     assert probe(model, clients).record_spread == pytest.approx(math.sqrt(0.75 * 1 + 0.25 * 100))
 
 
@@ -450,9 +451,9 @@ def test_constants_are_those_of_clipped_client_gradients() -> None:
     assert_known(found, {"smoothness": 1.0, "strong_convexity": 1.0}, ["smoothness", "strong_convexity"], rel=PROBED)
 
 
-@pytest.mark.parametrize("kind", [RecordClip, ClientClip])
-@pytest.mark.parametrize("norm", [1, 2])
-@pytest.mark.parametrize("bound", [0.05, 0.7])
+@each("kind", [RecordClip, ClientClip])
+@each("norm", [1, 2])
+@each("bound", [0.05, 0.7])
 def test_no_clipped_gradient_is_longer_than_the_clip(kind: type, norm: int, bound: float, plain: Any) -> None:
     clients, model, truth, free = plain
     found = probe(model, clients, clip=kind(bound, norm))
@@ -481,7 +482,7 @@ def test_a_clip_of_parameters_leaves_gradients_alone(plain: Any) -> None:
     assert probe(model, clients, clip=ModelClip(1e-3)) == free
 
 
-@pytest.mark.parametrize("clip", [RecordClip(1e-3), RecordClip(1e-3, 1), ClientClip(1e-3)])
+@each("clip", [RecordClip(1e-3), RecordClip(1e-3, 1), ClientClip(1e-3)])
 def test_a_clip_so_tight_that_only_directions_are_left(clip: RecordClip | ClientClip, plain: Any) -> None:
     # Record by record a linear model's gradient then hardly depends on it: there is next to no curvature anywhere.
     clients, model, *_ = plain
@@ -510,7 +511,7 @@ def softmax(*, ridge: float = 0.0, seed: int = 0) -> Model:
     return Model(nn.Linear(5, 3), nn.CrossEntropyLoss(reduction="none"), ridge=ridge, name="softmax")
 
 
-@pytest.mark.parametrize("clip", [None, RecordClip(0.5), ClientClip(0.1)])
+@each("clip", [None, RecordClip(0.5), ClientClip(0.1)])
 def test_softmax_without_a_penalty_is_flat(clip: RecordClip | ClientClip | None) -> None:
     found = probe(softmax(), labelled(), clip=clip)  # adding one number to all outputs changes nothing
     assert_sound(found)
@@ -623,7 +624,9 @@ def test_of_many_records_an_even_part_is_looked_at(monkeypatch: pytest.MonkeyPat
     seen = []
     field = estimate_constants._Probe.field
     monkeypatch.setattr(
-        estimate_constants._Probe, "field", lambda self, *rest: seen.append(sum(self.sizes)) or field(self, *rest)
+        estimate_constants._Probe,
+        "field",
+        lambda self, *rest: seen.append(sum(self.sizes)) or field(self, *rest),  # type: ignore[func-returns-value]
     )
     assert_known(probe(model, clients), truth)
     assert set(seen) == {240}
@@ -683,7 +686,7 @@ def test_gradients_that_are_not_finite_are_refused(factor: float) -> None:
 # (h) Wrong references are told apart from right ones.
 
 
-@pytest.mark.parametrize("name", CURVED)
+@each("name", CURVED)
 def test_a_reference_that_is_a_tenth_off_is_noticed(name: str, plain: Any) -> None:
     *_, truth, found = plain
     assert_known(found, truth, rel=PROBED)

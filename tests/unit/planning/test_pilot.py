@@ -138,7 +138,7 @@ def moved(monkeypatch: pytest.MonkeyPatch, stage: Stage, system: PrivateSystem, 
         models.append(weights.clone())
         return true(model, weights, records)
 
-    true = pilot.evaluate
+    true = pilot.evaluate  # type: ignore[attr-defined]
     with monkeypatch.context() as patch:
         patch.setattr(pilot, "evaluate", watch)
         trial(stage, system, seed)
@@ -183,7 +183,7 @@ def test_the_noise_of_a_trial_is_that_of_the_real_problem(
 
 def test_batches_are_sampled_from_as_many_records_as_clients_have(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[tuple[int, ...]] = []
-    true = pilot.StackedClients
+    true = pilot.StackedClients  # type: ignore[attr-defined]
 
     def watch(model: Any, records: tuple[Records, ...], *args: Any, **options: Any) -> Any:
         held.append(tuple(map(len, records)))
@@ -209,7 +209,7 @@ def test_without_noise_to_speak_of_a_trial_learns() -> None:
 def test_systems_that_ask_questions_get_public_answers() -> None:
     of = task("udp", calibration="paper", discount=0.5, least_gain=10.0, rounds=16)  # no round ever gains as much
     stage = Stage(of, time_limit=1.0, on_trial=None)
-    short, long = (trial(stage, replace(of.system, least_gain=gain), 1) for gain in (10.0, 0.0))
+    short, long = (trial(stage, replace(of.system, least_gain=gain), 1) for gain in (10.0, 0.0))  # type: ignore[call-arg]
     assert math.isfinite(short)
     assert short != long  # rounds were cut
     ali = task("ali-dpfl", calibration="paper", rounds=3)

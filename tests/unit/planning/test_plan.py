@@ -18,6 +18,7 @@ from dpfl.planning.ali_dpfl import affordable
 from dpfl.streams import Streams
 from dpfl.systems import PrivateSystem
 from dpfl.training import federation_of, train
+from grids import each
 
 N = 6
 CONSTANTS = Constants(
@@ -93,8 +94,8 @@ SEARCHED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("system", "options", "most"), SEARCHED, ids=lambda value: str(value))
-@pytest.mark.parametrize("form", ["general", "paper"])
+@each(("system", "options", "most"), SEARCHED, ids=lambda value: str(value))
+@each("form", ["general", "paper"])
 def test_no_other_numbers_that_are_allowed_are_better(
     system: str, options: dict[str, Any], most: dict[str, int], form: Form
 ) -> None:
@@ -139,8 +140,8 @@ def test_what_is_given_is_kept() -> None:
     assert planned("udp", lr=0.5, cohort=2).best.cohort == 2
 
 
-@pytest.mark.parametrize("most", [1, 3, 12, 40])
-@pytest.mark.parametrize("system", ["udp", "nbafl", "fedsgd-dpc", "dp-fedavg"])
+@each("most", [1, 3, 12, 40])
+@each("system", ["udp", "nbafl", "fedsgd-dpc", "dp-fedavg"])
 def test_no_more_rounds_are_planned_than_are_allowed(system: str, most: int) -> None:
     found = planned(system, **BOUNDED[system], most_rounds=most, epsilon=1e4)
     assert 1 <= found.best.rounds <= most
@@ -156,7 +157,7 @@ def test_all_clients_are_no_cohort_at_all() -> None:
 # (b) Steps in all.
 
 
-@pytest.mark.parametrize("total", [1, 7, 60])
+@each("total", [1, 7, 60])
 def test_rounds_follow_from_steps_in_all(total: int) -> None:
     given = {"lr": 0.002, "epsilon": 30.0, "mechanism": "laplace", "delta": 0.0, "most_rounds": 60}
     found, of = planned("dp-fedavg", total_steps=total, **given), task("dp-fedavg", **given)
@@ -196,8 +197,8 @@ def paid_for(system: PrivateSystem, clients: tuple[int, ...]) -> int:
     return affordable(system, Facts(clients, 650, Streams(1)))
 
 
-@pytest.mark.parametrize("calibration", ["tight", "paper"])
-@pytest.mark.parametrize("rounds", [5, 30, 100, 400])
+@each("calibration", ["tight", "paper"])
+@each("rounds", [5, 30, 100, 400])
 def test_ali_ends_where_no_step_is_left_to_pay_for(rounds: int, calibration: str) -> None:
     found = planned("ali-dpfl", rounds=rounds, calibration=calibration)
     most = paid_for(found.system, task("ali-dpfl").federation.sizes)
@@ -230,14 +231,14 @@ def test_another_calibration_is_another_plan() -> None:
     assert same[0] < 0.9 * same[1]
 
 
-@pytest.mark.parametrize("system", list(BOUNDED))
+@each("system", list(BOUNDED))
 def test_more_epsilon_never_plans_a_worse_bound(system: str) -> None:
     found = [planned(system, **BOUNDED[system], epsilon=epsilon).best.bound for epsilon in (2.0, 8.0, 32.0)]
     assert all(more <= less * (1 + 1e-9) for less, more in itertools.pairwise(found)), found
     assert found[-1] < found[0]
 
 
-@pytest.mark.parametrize("system", ["udp", "nbafl", "dp-fedavg"])
+@each("system", ["udp", "nbafl", "dp-fedavg"])
 def test_the_predicted_noise_is_what_the_orders_of_a_run_carry(system: str) -> None:
     given = BOUNDED[system] | {"most_rounds": 4, "epsilon": 300.0, "share": 0.3}
     found = planned(system, **given)
@@ -290,7 +291,7 @@ RUN = [
 ]
 
 
-@pytest.mark.parametrize(("system", "options"), RUN, ids=lambda value: str(value))
+@each(("system", "options"), RUN, ids=lambda value: str(value))
 @pytest.mark.filterwarnings("ignore::dpfl.errors.Caution")
 def test_a_run_gets_the_predicted_certificate(system: str, options: dict[str, Any]) -> None:
     given = BOUNDED[system] | {"most_rounds": 3, "share": 0.3} | options
@@ -332,7 +333,7 @@ CURVES = [
 ]
 
 
-@pytest.mark.parametrize(("system", "options"), CURVES, ids=lambda value: str(value))
+@each(("system", "options"), CURVES, ids=lambda value: str(value))
 def test_the_curve_is_the_bound_around_the_plan(system: str, options: dict[str, Any]) -> None:
     given = BOUNDED[system] | options
     found, of = planned(system, **given), task(system, **(given | {"total_steps": None}))
@@ -372,7 +373,7 @@ def test_the_papers_answer_stands_beside() -> None:
         planned("nbafl", form="paper", most_rounds=3, proximal=60.0, cohort=5, fixed=("cohort",), epsilon=50.0)
 
 
-@pytest.mark.parametrize("system", list(BOUNDED))
+@each("system", list(BOUNDED))
 def test_a_distance_is_worth_so_much_loss(system: str) -> None:
     found = planned(system, **BOUNDED[system])
     distance = system in ("dp-fedavg", "fedsgd-dpc")
@@ -483,7 +484,7 @@ def refuse_to_estimate(*_: Any, **__: Any) -> Constants:
     raise AssertionError("nothing is missing")
 
 
-@pytest.mark.parametrize("system", list(BOUNDED))
+@each("system", list(BOUNDED))
 def test_only_what_is_needed_and_missing_is_estimated(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = {name: getattr(CONSTANTS, name) for name in PLANNERS[system].needs}
     monkeypatch.setattr(by_bound, "estimate", refuse_to_estimate)
@@ -572,7 +573,7 @@ def test_a_plan_from_python() -> None:
     assert (kept.best.rounds, kept.options) == (3, {})
     # A module of one's own is planned for by its own size, and left as it is.
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10, bias=False))
-    before = module[1].weight.clone()
+    before = module[1].weight.clone()  # type: ignore[operator]
     own = plan(of.system, of.federation, module, loss=torch.nn.functional.cross_entropy, **options)
     assert torch.equal(module[1].weight, before)
     assert own.best.bound < found.best.bound  # 640 parameters are noised, not 650
@@ -582,8 +583,8 @@ def test_a_plan_from_python() -> None:
 
 def test_all_uploads_may_count_as_overheard() -> None:
     few, all_ = (planned("nbafl", **BOUNDED["nbafl"], all_overheard=flag) for flag in (False, True))
-    assert all_.system.exposures == all_.system.rounds == all_.options["exposures"]
-    assert few.system.exposures == 1
+    assert all_.system.exposures == all_.system.rounds == all_.options["exposures"]  # type: ignore[attr-defined]
+    assert few.system.exposures == 1  # type: ignore[attr-defined]
     assert all_.certificate.observers["server"].epsilon == pytest.approx(8.0, rel=1e-5)
     assert few.certificate.observers["server"].epsilon > 8.0
     assert all_.best.bound > few.best.bound

@@ -13,6 +13,7 @@ from dpfl.errors import BadInput
 from dpfl.federation import Federation, Records, federate, from_arrays
 from dpfl.planning.public_proxy import StandIn, stand_in
 from dpfl.streams import Streams
+from grids import each
 
 
 def numbered(labels: Any) -> Records:
@@ -54,8 +55,8 @@ PARTITIONS = ["iid", "classes:2", "dirichlet:0.5", "sorted", "writer"]
 # Only public records.
 
 
-@pytest.mark.parametrize("partition", [*PARTITIONS, None])
-@pytest.mark.parametrize("fill", [0.0, 1e30, math.inf])
+@each("partition", [*PARTITIONS, None])
+@each("fill", [0.0, 1e30, math.inf])
 def test_what_clients_hold_changes_nothing(partition: str | None, fill: float) -> None:
     unseen = federation(TEN, partition=partition)
     other = Records(torch.full((50, 1), fill), torch.zeros(50, dtype=torch.int64))
@@ -63,7 +64,7 @@ def test_what_clients_hold_changes_nothing(partition: str | None, fill: float) -
     assert_same(made(unseen, hold_out=0.3), made(seen, hold_out=0.3))
 
 
-@pytest.mark.parametrize("partition", PARTITIONS)
+@each("partition", PARTITIONS)
 def test_stand_ins_are_made_of_public_records_with_their_own_targets(partition: str) -> None:
     public = made(federation(TEN, partition=partition), hold_out=0.25)
     for one in (*public.clients, public.held_out):
@@ -81,8 +82,8 @@ def test_not_even_how_much_clients_hold_is_looked_at() -> None:
 # Held out.
 
 
-@pytest.mark.parametrize("partition", PARTITIONS)
-@pytest.mark.parametrize("hold_out", [0.0, 0.2, 0.5])
+@each("partition", PARTITIONS)
+@each("hold_out", [0.0, 0.2, 0.5])
 def test_no_record_is_used_twice(partition: str, hold_out: float) -> None:
     public = made(federation(TEN, partition=partition), hold_out=hold_out)
     used = numbers(*public.clients, public.held_out)
@@ -153,7 +154,7 @@ def test_who_wrote_public_records_is_not_known_so_they_are_shared_out_at_random(
     assert public.source == f"200 public records of own in {len(public.clients)} clients (iid)"
 
 
-@pytest.mark.parametrize("partition", PARTITIONS)
+@each("partition", PARTITIONS)
 def test_the_source_counts_what_was_shared_out(partition: str) -> None:
     public = made(federation(TEN, partition=partition, name="faces"), hold_out=0.25)
     assert public.source.startswith("150 public records of faces in ")
@@ -163,7 +164,7 @@ def test_the_source_counts_what_was_shared_out(partition: str) -> None:
 # Fewer of them, where records do not go round.
 
 
-@pytest.mark.parametrize("partition", ["iid", "classes:2", "sorted", "dirichlet:0.5"])
+@each("partition", ["iid", "classes:2", "sorted", "dirichlet:0.5"])
 def test_fewer_public_records_than_clients(partition: str) -> None:
     public = made(federation(np.arange(40) % 4, clients=100, partition=partition, classes=4))
     assert 2 <= len(public.clients) <= 10  # four records each
@@ -173,8 +174,8 @@ def test_fewer_public_records_than_clients(partition: str) -> None:
         assert [len(one) for one in public.clients] == [4] * 10
 
 
-@pytest.mark.parametrize("partition", PARTITIONS)
-@pytest.mark.parametrize("clients", [1, 2, 3, 10, 1000])
+@each("partition", PARTITIONS)
+@each("clients", [1, 2, 3, 10, 1000])
 def test_there_are_never_more_stand_ins_than_clients(partition: str, clients: int) -> None:
     # Two are the fewest that can differ.
     public = made(federation(np.arange(600) % 10, clients=clients, partition=partition))
@@ -200,7 +201,7 @@ def test_at_random_where_a_partition_allows_none(partition: str) -> None:
 # Too few.
 
 
-@pytest.mark.parametrize("left", [0, 1, 19])
+@each("left", [0, 1, 19])
 def test_too_few_public_records_are_refused(left: int) -> None:
     with pytest.raises(BadInput) as refusal:
         made(federation(np.arange(left) % 2))
@@ -211,8 +212,8 @@ def test_too_few_public_records_are_refused(left: int) -> None:
     assert "\n" not in text
 
 
-@pytest.mark.parametrize("hold_out", [0.0, 0.5])
-@pytest.mark.parametrize("partition", PARTITIONS)
+@each("hold_out", [0.0, 0.5])
+@each("partition", PARTITIONS)
 def test_the_fewest_public_records_that_are_enough(partition: str, hold_out: float) -> None:
     public = made(federation(np.arange(20) % 2, partition=partition, classes=2), hold_out=hold_out)
     assert len(public.held_out) == 20 * hold_out

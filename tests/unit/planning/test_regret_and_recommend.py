@@ -18,6 +18,7 @@ from dpfl.planning.regret import Check, GridPoint
 from dpfl.systems import SYSTEMS, PrivateSystem
 from dpfl.systems.registry import GROUP
 from dpfl.training import federation_of
+from grids import each
 
 # The modules: their package calls functions by these names.
 REGRET, RECOMMEND = (importlib.import_module(f"dpfl.planning.{name}") for name in ("regret", "recommend"))
@@ -90,7 +91,7 @@ def test_a_grid_of_two_numbers_and_its_limits(runs: list[tuple[PrivateSystem, in
     whole = task("dp-fedavg", lr=0.1, total_steps=24, most_rounds=24)
     shares = check(whole, planned(whole), seeds=1)
     assert [set(cell.numbers) for cell in shares.cells] == [{"local_steps"}] * len(shares.cells)
-    assert all(system.rounds == max(1, round(24 / system.local_steps)) for system, _ in runs[-len(shares.cells) :])
+    assert all(system.rounds == max(1, round(24 / system.local_steps)) for system, _ in runs[-len(shares.cells) :])  # type: ignore[attr-defined]
 
 
 def test_what_is_checked_is_the_plan_with_all_that_it_chose(
@@ -201,7 +202,7 @@ PROBLEMS: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("trusted", "systems", "given"), PROBLEMS, ids=lambda value: str(value))
+@each(("trusted", "systems", "given"), PROBLEMS, ids=lambda value: str(value))
 @pytest.mark.usefixtures("known")
 def test_all_really_spend_the_same(trusted: str, systems: tuple[str, ...], given: dict[str, Any]) -> None:
     target = given["epsilon"]
@@ -223,11 +224,11 @@ def test_all_really_spend_the_same(trusted: str, systems: tuple[str, ...], given
 def test_where_nobody_is_trusted_all_of_nbafls_uploads_count() -> None:
     found = ranking(given={"epsilon": 3.0}, systems=("nbafl",))
     (one,) = found.ranked
-    assert one.plan.system.exposures == one.plan.system.rounds > 1
+    assert one.plan.system.exposures == one.plan.system.rounds > 1  # type: ignore[attr-defined]
     assert "All its uploads count as overheard, because the server is not trusted." in one.why
     assert one.plan.certificate.observers["server"].epsilon == pytest.approx(3.0, rel=1e-5)
     (trusting,) = ranking(given={"epsilon": 3.0}, systems=("nbafl",), trusted="server").ranked
-    assert trusting.plan.system.exposures == 1
+    assert trusting.plan.system.exposures == 1  # type: ignore[attr-defined]
     assert trusting.loss < one.loss  # the noise that hides uploads from the server is saved
     assert not [line for line in trusting.why if "overheard" in line]
 
@@ -284,7 +285,7 @@ def test_what_protects_differently_is_said() -> None:
     assert "added or removed" not in found["udp"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "options", "sentence"),
     [
         (

@@ -14,6 +14,7 @@ from dpfl.privacy import accounting, renyi
 from dpfl.privacy.accounting import Mechanism, least_noise, most_steps, tight, tight_each
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.gaussian_dp import epsilon_of, mu_of, mu_of_pure
+from grids import each
 
 plain = Mechanism("gaussian", 2.0)
 sampled = Mechanism("gaussian", 1.0, 0.01)
@@ -30,9 +31,7 @@ def amplified(epsilon: float, rate: float) -> float:
 # One release
 
 
-@pytest.mark.parametrize(
-    ("noise", "rate", "delta"), [(1.0, 0.01, 1e-5), (0.7, 0.1, 1e-3), (3.0, 0.5, 1e-6), (20.0, 0.9, 1e-4)]
-)
+@each(("noise", "rate", "delta"), [(1.0, 0.01, 1e-5), (0.7, 0.1, 1e-3), (3.0, 0.5, 1e-6), (20.0, 0.9, 1e-4)])
 def test_one_sampled_gaussian_release_by_its_closed_form(noise: float, rate: float, delta: float) -> None:
     exact = amplified(float(epsilon_of(1 / noise, delta / rate)), rate)
     found = tight({Mechanism("gaussian", noise, rate): 1}, delta)
@@ -44,7 +43,7 @@ def test_one_sampled_gaussian_release_once_in_digits() -> None:
     assert tight({sampled: 1}, 1e-5) == pytest.approx(0.19945, abs=1e-5)
 
 
-@pytest.mark.parametrize("noise", [0.1, 0.5, 2.0, 30.0])
+@each("noise", [0.1, 0.5, 2.0, 30.0])
 def test_one_plain_laplace_release_by_its_closed_form(noise: float) -> None:
     # δ(ε) = 1 − e^((ε − 1/b)/2), so ε = 1/b + 2·ln(1 − δ)
     exact = 1 / noise + 2 * math.log1p(-1e-3)
@@ -53,7 +52,7 @@ def test_one_plain_laplace_release_by_its_closed_form(noise: float) -> None:
     assert found <= 1 / noise
 
 
-@pytest.mark.parametrize(("noise", "rate"), [(0.3, 0.01), (1.0, 0.1), (2.0, 0.5)])
+@each(("noise", "rate"), [(0.3, 0.01), (1.0, 0.1), (2.0, 0.5)])
 def test_one_sampled_laplace_release_by_its_closed_form(noise: float, rate: float) -> None:
     exact = amplified(1 / noise + 2 * math.log1p(-1e-3 / rate), rate)
     found = tight({Mechanism("laplace", noise, rate): 1}, 1e-3)
@@ -128,7 +127,7 @@ def test_below_what_a_fourier_transform_can_tell_renyi_takes_over(delta: float) 
     assert tight({laplace: 10}, delta) == 5.0 < renyi.epsilon({laplace: 10}, delta)
 
 
-@pytest.mark.parametrize("spent", [{sampled: 10}, {plain: 1}, {laplace: 10}, {fixed: 10}, {sampled_laplace: 50}])
+@each("spent", [{sampled: 10}, {plain: 1}, {laplace: 10}, {fixed: 10}, {sampled_laplace: 50}])
 def test_epsilon_grows_as_delta_shrinks_across_every_change_of_method(spent: accounting.Spent) -> None:
     deltas = [0.1, 1e-3, 1e-6, 1e-11, 1.1e-12, 0.9e-12, 1.1e-14, 0.9e-14, 1e-30, 1e-200]
     found = [tight(spent, delta) for delta in deltas]
@@ -139,7 +138,7 @@ def test_epsilon_grows_as_delta_shrinks_across_every_change_of_method(spent: acc
 # Little and much noise
 
 
-@pytest.mark.parametrize("spent", [plain, sampled, fixed, laplace, sampled_laplace])
+@each("spent", [plain, sampled, fixed, laplace, sampled_laplace])
 def test_with_enough_noise_delta_alone_covers_it(spent: Mechanism) -> None:
     huge = Mechanism(spent.noise, 1e6, spent.sampling_rate, spent.sampling)
     assert tight({huge: 3}, 1e-5) == 0.0
@@ -214,9 +213,7 @@ def test_those_who_spent_alike_are_priced_once(monkeypatch: pytest.MonkeyPatch) 
 # How many steps, how much noise
 
 
-@pytest.mark.parametrize(
-    ("noise", "epsilon", "steps"), [(10.0, 0.3, 3), (10.0, 0.7, 7), (100.0, 0.29, 29), (3.0, 1.0, 3), (2.5, 1.0, 2)]
-)
+@each(("noise", "epsilon", "steps"), [(10.0, 0.3, 3), (10.0, 0.7, 7), (100.0, 0.29, 29), (3.0, 1.0, 3), (2.5, 1.0, 2)])
 def test_pure_steps_are_counted_as_typed(noise: float, epsilon: float, steps: int) -> None:
     # 0.29·100 is 28.999999999999996 in floating point, and 3·0.1 is more than 0.3: neither may cost a step.
     assert most_steps(tight, Mechanism("laplace", noise), Budget(epsilon, 0.0)) == steps
@@ -255,7 +252,7 @@ def test_sampled_pure_noise_by_the_closed_form() -> None:
     assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 1.0, 1e3])
+@each("epsilon", [1e-3, 1.0, 1e3])
 def test_plain_gaussian_noise_by_the_closed_form(epsilon: float) -> None:
     exact = 3 / float(mu_of(epsilon, 1e-6))
     found = least_noise(tight, plain, 9, Budget(epsilon, 1e-6))
@@ -280,7 +277,7 @@ def refusal_of(action: object, *arguments: object) -> str:
     return message
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "message"),
     [
         (("cauchy", 1.0), "mechanism must be one of gaussian, laplace, was 'cauchy'; choose one"),
@@ -365,7 +362,7 @@ assert "dp_accounting" in sys.modules
 # Where double precision would flatter.
 
 
-@pytest.mark.parametrize(
+@each(
     ("mechanism", "steps", "delta", "true"),
     [
         # Sampled almost always: as plain noise, whose closed form is 6.5531.
@@ -389,7 +386,7 @@ def test_a_divergence_too_small_for_double_precision_still_costs() -> None:
     assert 0 < renyi.epsilon({tiny: 10**6}, 1e-13) < 0.03  # ln(1/δ)/1023, which no noise can lower at these orders
 
 
-@pytest.mark.parametrize(
+@each(
     ("mechanism", "steps", "most"),
     [
         (Mechanism("laplace", 4.0), 20_000, 5000.0),  # an ε beyond 700, whose power overflows

@@ -17,6 +17,7 @@ from dpfl.privacy import books as module
 from dpfl.privacy.accounting import Mechanism
 from dpfl.privacy.books import BookedRun, Books, Grant, Release
 from dpfl.privacy.budget import Budget
+from grids import each
 
 PLAIN, SAMPLED, LAPLACE = (
     Release(Mechanism("gaussian", 2.0), 1, noise_std=0.2, sensitivity=0.1),
@@ -346,7 +347,7 @@ def test_a_clients_own_grant_beats_everybodys_and_the_newest_beats_the_older(boo
     assert books.grants() == [own, everybodys, newer, lower]
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value"),
     [("client", -1), ("client", 0.5), ("unit", "user"), ("neighbours", "swap"), ("currency", "dollars")],
 )

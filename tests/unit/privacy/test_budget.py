@@ -9,6 +9,7 @@ import pytest
 
 from dpfl.errors import BadInput
 from dpfl.privacy.budget import Budget, Promise, budgets, cautions, require_budgets
+from grids import each
 
 
 def promise(*granted: Budget, **terms: Any) -> Promise:
@@ -24,13 +25,13 @@ def test_a_budget_may_be_purely_private() -> None:
     assert Budget(3, 0) == Budget(3.0, 0.0)  # whole numbers are numbers
 
 
-@pytest.mark.parametrize("epsilon", [0, -1.0, math.nan, math.inf, -math.inf, "8", None, [8.0]])
+@each("epsilon", [0, -1.0, math.nan, math.inf, -math.inf, "8", None, [8.0]])
 def test_an_epsilon_is_a_finite_number_above_zero(epsilon: Any) -> None:
     with pytest.raises(BadInput, match=r"^epsilon must be a finite number above 0, was .*; grant some"):
         Budget(epsilon, 1e-5)
 
 
-@pytest.mark.parametrize("delta", [-1e-9, 1, 1.0, 2, math.nan, math.inf, "1e-5", None, [1e-5]])
+@each("delta", [-1e-9, 1, 1.0, 2, math.nan, math.inf, "1e-5", None, [1e-5]])
 def test_a_delta_is_a_number_from_zero_to_below_one(delta: Any) -> None:
     with pytest.raises(BadInput, match=r"^delta must be at least 0 \(pure privacy.*\) and below 1, was .*; choose"):
         Budget(8.0, delta)
@@ -38,7 +39,7 @@ def test_a_delta_is_a_number_from_zero_to_below_one(delta: Any) -> None:
 
 def test_a_refusal_shows_what_was_given() -> None:
     with pytest.raises(BadInput, match="was '8'"):
-        Budget("8", 1e-5)  # type: ignore[arg-type]
+        Budget("8", 1e-5)
     with pytest.raises(BadInput, match=r"was 1\.5"):
         Budget(8.0, 1.5)
 
@@ -51,7 +52,7 @@ def test_one_number_is_for_every_client_and_a_list_is_one_each() -> None:
     assert budgets((8.0,), (1e-3,), 1) == (Budget(8.0, 1e-3),)
 
 
-@pytest.mark.parametrize(
+@each(
     ("epsilon", "delta", "words"),
     [
         ((1.0, 2.0), 1e-3, "epsilon must be one number or one for each of the 3 clients, was 2 numbers; give 3"),
@@ -82,7 +83,7 @@ def test_budgets_can_be_checked_before_there_are_clients() -> None:
             require_budgets(8.0, wrong, pure=False)
 
 
-@pytest.mark.parametrize("delta", [0, 0.0, (1e-3, 0.0)])
+@each("delta", [0, 0.0, (1e-3, 0.0)])
 def test_a_delta_of_zero_is_for_those_who_can_keep_it(delta: Any) -> None:
     require_budgets(8.0, delta, pure=True)
     with pytest.raises(BadInput, match="delta must be above 0 with Gaussian noise, was 0; choose"):
@@ -99,7 +100,7 @@ FULL = promise(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("one", [FULL, promise(Budget(8.0, 1e-3)), promise(Budget(8.0, 1e-3), exposures=1)])
+@each("one", [FULL, promise(Budget(8.0, 1e-3)), promise(Budget(8.0, 1e-3), exposures=1)])
 def test_json_loses_nothing(one: Promise) -> None:
     plain = json.loads(json.dumps(one.to_plain(), allow_nan=False))
     assert Promise.from_plain(plain) == one

@@ -13,11 +13,12 @@ from dpfl.privacy.budget import Budget, budgets
 from dpfl.privacy.calibration import downlink_noise_std, gaussian_noise_stds, noise_multipliers, shared_noise
 from dpfl.privacy.gaussian_dp import mu_of
 from dpfl.privacy.paper_formulas import udp_noise_std
+from grids import each
 
 
-@pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0, 100.0])
-@pytest.mark.parametrize("delta", [1e-9, 1e-3])
-@pytest.mark.parametrize("releases", [1, 17, 300])
+@each("epsilon", [0.01, 1.0, 8.0, 100.0])
+@each("delta", [1e-9, 1e-3])
+@each("releases", [1, 17, 300])
 def test_all_releases_together_cost_the_budget_and_no_more(epsilon: float, delta: float, releases: int) -> None:
     (std,) = gaussian_noise_stds([0.3], [releases], [Budget(epsilon, delta)])
     worth = float(mu_of(epsilon, delta)) ** 2
@@ -56,7 +57,7 @@ def test_ten_thousand_different_clients() -> None:
 HETEROGENEOUS = (Budget(0.5, 1e-8), Budget(2.0, 1e-5), Budget(2.0, 1e-6), Budget(10.0, 1e-3))
 
 
-@pytest.mark.parametrize(("noise", "rate"), [("gaussian", 1.0), ("gaussian", 0.3), ("laplace", 1.0), ("laplace", 0.3)])
+@each(("noise", "rate"), [("gaussian", 1.0), ("gaussian", 0.3), ("laplace", 1.0), ("laplace", 0.3)])
 def test_each_budget_is_kept_and_would_not_be_with_a_thousandth_less_noise(noise: str, rate: float) -> None:
     releases = [7, 20, 20, 150]
     found = noise_multipliers(noise, releases, HETEROGENEOUS, sampling_rate=rate)
@@ -172,7 +173,7 @@ def downlink(stds: Sequence[float]) -> float:
     )
 
 
-@pytest.mark.parametrize("factor", [0.0, 0.01, 0.1])
+@each("factor", [0.0, 0.01, 0.1])
 def test_the_server_adds_what_the_clients_noise_lacks_and_no_more(factor: float) -> None:
     stds = [factor * std for std in gaussian_noise_stds(BOUNDS, [ROUNDS] * 5, GRANTED)]
     added = downlink(stds)
@@ -218,7 +219,7 @@ def test_one_number_is_for_all_clients_and_a_list_for_each() -> None:
     assert budgets((1, 2), [1e-3, 1e-4], 2) == (Budget(1.0, 1e-3), Budget(2.0, 1e-4))
 
 
-@pytest.mark.parametrize(
+@each(
     ("epsilon", "delta", "field"),
     [
         ((1.0, 2.0), 1e-3, "epsilon must be one number or one for each of the 3 clients, was 2"),

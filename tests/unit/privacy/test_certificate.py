@@ -21,6 +21,7 @@ from dpfl.report.certificate import text
 from dpfl.rounding import rounded_up
 from dpfl.streams import Streams
 from dpfl.systems import UDP, FedAvg, Feedback, Problem, System
+from grids import each
 
 DELTA = 1e-5
 
@@ -32,7 +33,7 @@ def certificate_of(system: System, sizes: tuple[int, ...] = (10, 20, 30), *, see
         system.promise(sizes), sizes, system=system.name, config="0123456789ab", seeded=seeded,
         versions={"dpfl": "0.1"},
     )  # fmt: skip
-    state = system.begin(Problem(sizes, 4, schedule), np.zeros(4), Feedback())  # type: ignore[arg-type]
+    state = system.begin(Problem(sizes, 4, schedule), np.zeros(4), Feedback())
     while state.round < state.rounds:
         paid = ledger.charge(system.orders(state))
         ledger.broadcast(system.weights(state, sorted(paid)))
@@ -122,7 +123,7 @@ def test_a_client_that_overspent_a_small_budget_is_not_hidden_by_a_large_one() -
         assert part in row(certificate, "the server")
 
 
-@pytest.mark.parametrize(
+@each(
     ("granted", "verdict"),
     [
         ((4.0, 4.0), "9.4 % MORE than promised "),  # all of them: 4.378/4
@@ -262,7 +263,7 @@ def test_an_upload_that_was_left_out_of_the_model_shows_readers_nothing() -> Non
     assert [line.server_epsilon for line in certificate.spending] == [worth(1.0)] * 3
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_readers_never_learn_more_than_the_server(seed: int) -> None:
     rng = np.random.default_rng(seed)
     ledger = begun(*[Budget(8.0, DELTA)] * 4)
@@ -475,8 +476,8 @@ def test_it_names_the_unit_of_privacy_and_the_observers() -> None:
     assert row(certificate, "released models").endswith("no collusion")
 
 
-@pytest.mark.parametrize("unit", ["record", "client"])
-@pytest.mark.parametrize("neighbours", ["replace", "add-remove"])
+@each("unit", ["record", "client"])
+@each("neighbours", ["replace", "add-remove"])
 def test_every_unit_has_its_words(unit: str, neighbours: str) -> None:
     ledger = begun(Budget(1.0, DELTA), unit=unit, neighbours=neighbours)
     printed = str(certify(ledger.books, ledger.run))
@@ -527,8 +528,8 @@ def test_a_small_delta_is_not_cautioned() -> None:
     assert "caution" not in str(certificate)
 
 
-@pytest.mark.parametrize("calibration", ["tight", "paper"])
-@pytest.mark.parametrize(("epsilon", "holds"), [(6.8, True), (7.2, False), (20.0, False)])
+@each("calibration", ["tight", "paper"])
+@each(("epsilon", "holds"), [(6.8, True), (7.2, False), (20.0, False)])
 def test_udps_formula_is_cautioned_where_it_breaks_its_own_promise(
     epsilon: float, holds: bool, calibration: str
 ) -> None:
@@ -569,7 +570,7 @@ KINDS: dict[str, Callable[[], Certificate]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_it_fits_on_one_screen(kind: str) -> None:
     lines = str(KINDS[kind]()).splitlines()
     assert 3 <= len(lines) <= 24

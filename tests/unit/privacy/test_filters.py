@@ -11,6 +11,7 @@ from dpfl.privacy.accounting import Mechanism, most_steps, tight
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.filters import CountFilter, Filter, OverheardFilter, PlainFilter, RenyiFilter, Unlimited
 from dpfl.privacy.gaussian_dp import mu_of
+from grids import each
 
 SAMPLED = Mechanism("gaussian", 1.1, 0.015)
 
@@ -115,7 +116,7 @@ def test_a_count_stops_where_the_price_of_all_releases_exceeds_the_budget() -> N
     assert tight({SAMPLED: 422}, 1e-5) <= 1.55 < tight({SAMPLED: 423}, 1e-5)
 
 
-@pytest.mark.parametrize("at_once", [1, 7, 1000])
+@each("at_once", [1, 7, 1000])
 def test_a_count_does_not_depend_on_how_it_was_asked(at_once: int) -> None:
     budget, mechanism = Budget(1.0, 1e-5), laplace(30.0)
     purse, steps = CountFilter(budget, mechanism), 0
@@ -130,7 +131,7 @@ def test_a_count_is_zero_where_not_one_release_fits() -> None:
     assert not pays(CountFilter(Budget(5.0, 0.0), SAMPLED), SAMPLED)
 
 
-@pytest.mark.parametrize("other", [Mechanism("gaussian", 1.0, 0.015), Mechanism("gaussian", 1.1, 0.01), gaussian(1e6)])
+@each("other", [Mechanism("gaussian", 1.0, 0.015), Mechanism("gaussian", 1.1, 0.01), gaussian(1e6)])
 def test_a_count_refuses_less_noise_and_other_batches_than_were_agreed_on(other: Mechanism) -> None:
     purse = CountFilter(Budget(1.55, 1e-5), SAMPLED)
     assert pays(purse, SAMPLED)
@@ -238,9 +239,7 @@ def test_an_upload_of_several_steps_costs_as_many() -> None:
     assert not pays(purse, gaussian(3.99), 4)
 
 
-@pytest.mark.parametrize(
-    ("other", "count"), [(laplace(100.0), 1), (gaussian(100.0), 2), (Mechanism("gaussian", 100.0, 0.5), 1)]
-)
+@each(("other", "count"), [(laplace(100.0), 1), (gaussian(100.0), 2), (Mechanism("gaussian", 100.0, 0.5), 1)])
 def test_uploads_of_two_kinds_could_each_be_paid_and_not_together(other: Mechanism, count: int) -> None:
     # Half of the budget in pure ε and half of it in μ² are more than one budget.
     purse = OverheardFilter(PlainFilter(Budget(1.0, 1e-5), mu_squared=1.0), exposures=2)

@@ -9,9 +9,10 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from dpfl.privacy.gaussian_dp import epsilon_of, log_delta, mu_of
+from grids import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("epsilon", "mu", "expected"),
     [
         # ln δ = ln(Φ(−ε/μ + μ/2) − e^ε·Φ(−ε/μ − μ/2)), worked out with 60 digits
@@ -36,8 +37,8 @@ def test_without_any_epsilon_delta_is_the_total_variation_distance() -> None:
         assert math.exp(log_delta(0.0, mu)) == pytest.approx(math.erf(mu / (2 * math.sqrt(2))), rel=1e-9)
 
 
-@pytest.mark.parametrize(("noise", "count"), [(0.5, 1), (1.0, 1), (4.0, 1), (8.0, 100), (3.0, 7)])
-@pytest.mark.parametrize("delta", [1e-3, 1e-6])
+@each(("noise", "count"), [(0.5, 1), (1.0, 1), (4.0, 1), (8.0, 100), (3.0, 7)])
+@each("delta", [1e-3, 1e-6])
 def test_dp_accounting_agrees_within_a_thousandth(noise: float, count: int, delta: float) -> None:
     accountant = PLDAccountant()  # it discretises, and is a little on the safe side of us
     accountant.compose(dp_accounting.GaussianDpEvent(noise), count)
@@ -55,8 +56,8 @@ def test_a_release_that_delta_alone_covers_costs_nothing() -> None:
     assert float(epsilon_of(1e-5, 1e-6)) > 0.0
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 1.0, 1e5])
-@pytest.mark.parametrize("delta", [1e-200, 1e-12, 0.5, 0.999])
+@each("epsilon", [1e-3, 1.0, 1e5])
+@each("delta", [1e-200, 1e-12, 0.5, 0.999])
 def test_extremes_stay_finite_and_come_back(epsilon: float, delta: float) -> None:
     worth = float(mu_of(epsilon, delta))
     assert math.isfinite(worth)
@@ -88,8 +89,8 @@ def exact_delta(epsilon: float, mu: float) -> mpmath.mpf:
         return mpmath.ncdf(-epsilon / mu + mu / 2) - mpmath.exp(epsilon) * mpmath.ncdf(-epsilon / mu - mu / 2)
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 0.03, 1.0, 20.0, 1e3])
-@pytest.mark.parametrize("delta", [1e-100, 1e-12, 1e-5, 1e-2, 0.5])
+@each("epsilon", [1e-3, 0.03, 1.0, 20.0, 1e3])
+@each("delta", [1e-100, 1e-12, 1e-5, 1e-2, 0.5])
 def test_both_directions_err_on_the_safe_side_against_sixty_digits(epsilon: float, delta: float) -> None:
     worth = float(mu_of(epsilon, delta))
     assert exact_delta(epsilon, worth) <= delta  # the budget's worth is not overrated

@@ -16,6 +16,7 @@ from dpfl.privacy.books import Books, Grant, Release
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.gaussian_dp import mu_of
 from dpfl.privacy.ledger import Charged, Ledger, release_of
+from grids import each
 
 
 def promise(*granted: Budget, **changes: Any) -> Promise:
@@ -155,7 +156,7 @@ LETS_OUT = [
 ]
 
 
-@pytest.mark.parametrize(("one", "promised", "released"), LETS_OUT)
+@each(("one", "promised", "released"), LETS_OUT)
 def test_an_order_lets_out_what_its_clip_batch_and_noise_say(
     one: Order, promised: tuple[Any, Any], released: Release
 ) -> None:
@@ -325,7 +326,7 @@ def test_every_noised_step_of_a_round_is_counted() -> None:
         ledger.charge({0: order(2.2, **SAMPLED, clip=RecordClip(2.0), steps=5)})
 
 
-@pytest.mark.parametrize("other", [{"std": 1.0}, {"std": 1.1, "batch": Poisson(0.016)}, {"std": 1.1, "batch": None}])
+@each("other", [{"std": 1.0}, {"std": 1.1, "batch": Poisson(0.016)}, {"std": 1.1, "batch": None}])
 def test_sampled_noise_that_was_fixed_may_not_shrink_and_its_batches_may_not_change(other: dict[str, Any]) -> None:
     ledger = Ledger(promise(Budget(1.55, 1e-5), **SAMPLING), (1000,))
     ledger.charge({0: order(1.1, **SAMPLED)})
@@ -404,7 +405,7 @@ def test_a_promise_against_the_server_counts_every_upload(against: tuple[str, ..
 # What cannot be priced.
 
 
-@pytest.mark.parametrize(
+@each(
     ("unpriced", "reason"),
     [
         (order(1.0, noise=None), "noise must be set where privacy is promised, was None"),
@@ -412,7 +413,7 @@ def test_a_promise_against_the_server_counts_every_upload(against: tuple[str, ..
         (order(1.0, noise=Laplace(1.0)), "clip must be in the L1 norm for an L1 sensitivity"),
     ],
 )
-@pytest.mark.parametrize("calibration", ["tight", "paper"])
+@each("calibration", ["tight", "paper"])
 def test_what_cannot_be_priced_is_refused_in_a_sentence(unpriced: Order, reason: str, calibration: str) -> None:
     ledger = Ledger(promise(GRANTED, calibration=calibration), (10,))
     with pytest.raises(BadInput, match=reason):
@@ -591,7 +592,7 @@ def test_sampled_noise_needs_a_grant_in_renyi_currency() -> None:
     assert 0.5 < tight(books.spent(*books.runs())[0], 1e-3) <= 1.6
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "promised", "reason"),
     [
         (grant(8.0), None, "system must be a private one with the ledger"),
@@ -669,8 +670,8 @@ def test_a_purely_private_run_is_not_held_to_what_is_left_in_gaussian_dp() -> No
         Ledger(promise(Budget(0.2, 0.0)), (10,), books=books).charge({0: laplace(0.5)})
 
 
-@pytest.mark.parametrize("delta", [0.0, 1e-5])
-@pytest.mark.parametrize("rounds", [3, 7, 10, 49])
+@each("delta", [0.0, 1e-5])
+@each("rounds", [3, 7, 10, 49])
 def test_a_plan_that_is_exactly_the_budget_is_carried_out_to_its_end(rounds: int, delta: float) -> None:
     # ε = 0.3 in so many equal parts; in binary fractions their sum may be a little more.
     scale = rounds / 0.3 * 0.1  # Δ₁ = 1/10

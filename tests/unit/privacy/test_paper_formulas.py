@@ -25,6 +25,7 @@ from dpfl.privacy.paper_formulas import (
     udp_noise_std,
     udp_recomputed_noise_std,
 )
+from grids import each
 
 # UDP: σ = Δ·√(2qT·ln(1/δ))/ε, and (25) from what is left of ε²/(2qΔ²·ln(1/δ)).
 
@@ -69,7 +70,7 @@ def test_equation_25_after_a_cut_by_hand() -> None:
     assert std == pytest.approx(2.0, rel=1e-12)
 
 
-@pytest.mark.parametrize(
+@each(
     ("rounds", "done", "earlier", "message"),
     [
         (10, 10, [1.0], "was 10 after 10 rounds that used 25.0% of it; stop here"),
@@ -126,7 +127,7 @@ def test_theorem_1() -> None:
     assert downlink() == pytest.approx(36 / 6400, rel=1e-12)
 
 
-@pytest.mark.parametrize(("rounds", "exposures"), [(1, 1), (4, 1), (8, 2), (100, 25)])
+@each(("rounds", "exposures"), [(1, 1), (4, 1), (8, 2), (100, 25)])
 def test_theorem_1_adds_nothing_up_to_l_times_the_root_of_n_rounds(rounds: int, exposures: int) -> None:
     assert downlink(rounds=rounds, exposures=exposures) == 0.0
     assert downlink(rounds=exposures * 4 + 1, exposures=exposures) > 0.0
@@ -144,7 +145,7 @@ def lemma_4(*, n: int, k: int, exposures: int, rounds: float, epsilon: float, c:
         return float(2 * c * clip * mpmath.sqrt((rounds / b) ** 2 - exposures**2 * k) / (m * k * epsilon))
 
 
-@pytest.mark.parametrize(
+@each(
     ("n", "k", "exposures", "rounds", "epsilon"),
     [
         (50, 20, 1, 25, 10.0),
@@ -172,7 +173,7 @@ def threshold(n: int, k: int, exposures: int, epsilon: float) -> float:
     return epsilon / -math.log(1 - k / n + k / n * math.exp(-epsilon / (exposures * math.sqrt(k))))
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 5.0, 60.0])
+@each("epsilon", [0.1, 5.0, 60.0])
 def test_lemma_4_begins_at_its_threshold_and_from_zero(epsilon: float) -> None:
     start = threshold(50, 20, 25, epsilon)
     setting = {"clients": 50, "cohort": 20, "exposures": 25, "epsilon": epsilon}
@@ -247,7 +248,7 @@ def test_the_curve_of_ali_at_order_3() -> None:
     assert ali_renyi(sampling_rate=0.2, noise_multiplier=0.5, order=3) == pytest.approx(math.log(terms) / 2, rel=1e-12)
 
 
-@pytest.mark.parametrize(("noise", "order"), [(1.0, 2), (0.3, 256), (40.0, 17)])
+@each(("noise", "order"), [(1.0, 2), (0.3, 256), (40.0, 17)])
 def test_without_sampling_the_curve_is_the_gaussian_one(noise: float, order: int) -> None:
     assert ali_renyi(sampling_rate=1.0, noise_multiplier=noise, order=order) == pytest.approx(order / (2 * noise**2))
 

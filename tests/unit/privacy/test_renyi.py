@@ -14,6 +14,7 @@ from scipy.integrate import quad
 from dpfl.privacy import renyi
 from dpfl.privacy.accounting import Mechanism
 from dpfl.privacy.budget import Budget
+from grids import each
 
 ORDERS = (1.1, 1.5, 2.0, 3.7, 8.0, 32.0, 64.0)
 
@@ -74,8 +75,8 @@ def laplace_divergence(alpha: float, q: float, b: float, *, flipped: bool) -> fl
     return math.log(math.fsum(quad(inside, *piece)[0] for piece in pieces)) / (alpha - 1)
 
 
-@pytest.mark.parametrize("alpha", [1.5, 4.0, 16.0])
-@pytest.mark.parametrize("flipped", [False, True])
+@each("alpha", [1.5, 4.0, 16.0])
+@each("flipped", [False, True])
 def test_no_sampled_laplace_noise_diverges_more_than_its_curve(alpha: float, flipped: bool) -> None:
     true = laplace_divergence(alpha, 0.1, 0.5, flipped=flipped)
     assert 0 < true <= renyi.curve(sampled_laplace, (alpha,))[0]
@@ -84,7 +85,7 @@ def test_no_sampled_laplace_noise_diverges_more_than_its_curve(alpha: float, fli
 GAUSSIAN = dp_accounting.GaussianDpEvent(1.1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("mechanism", "event", "neighbours"),
     [
         (plain, dp_accounting.GaussianDpEvent(2.0), "ADD_OR_REMOVE_ONE"),
@@ -130,13 +131,13 @@ def test_at_delta_0_only_laplace_noise_has_a_price() -> None:
     assert renyi.epsilon({laplace: 6, sampled: 1}, 0.0) == math.inf
 
 
-@pytest.mark.parametrize("mechanism", [plain, sampled, fixed, laplace, sampled_laplace])
+@each("mechanism", [plain, sampled, fixed, laplace, sampled_laplace])
 def test_a_tiny_delta_has_a_finite_price(mechanism: Mechanism) -> None:
     prices = [renyi.epsilon({mechanism: 10}, delta) for delta in (1e-5, 1e-30, 1e-200)]
     assert 0 < prices[0] < prices[1] < prices[2] < math.inf
 
 
-@pytest.mark.parametrize("mechanism", [plain, sampled, fixed, laplace, sampled_laplace])
+@each("mechanism", [plain, sampled, fixed, laplace, sampled_laplace])
 def test_a_curve_rises_with_its_order_and_is_not_to_be_written_to(mechanism: Mechanism) -> None:
     found = renyi.curve(mechanism, ORDERS)
     assert (found > 0).all()
@@ -170,7 +171,7 @@ def test_without_a_delta_nothing_is_allowed() -> None:
     assert renyi.allowances(Budget(2.0, 0.0), ORDERS).tolist() == [-math.inf] * len(ORDERS)
 
 
-@pytest.mark.parametrize("mechanism", [plain, sampled, fixed])
+@each("mechanism", [plain, sampled, fixed])
 def test_a_curve_within_its_allowance_at_one_order_keeps_the_budget_and_beyond_all_does_not(
     mechanism: Mechanism,
 ) -> None:

@@ -11,6 +11,7 @@ from dpfl.privacy import renyi
 from dpfl.privacy.accounting import Mechanism, tight
 from dpfl.privacy.paper_formulas import ali_epsilon
 from dpfl.privacy.solve import answer
+from grids import each
 
 SAMPLED = {"sampling_rate": 0.2, "delta": 1e-5}
 
@@ -41,7 +42,7 @@ def test_noise_for_steps_and_epsilon() -> None:
     assert found["tight"] < found["rdp"] < found["paper"]
 
 
-@pytest.mark.parametrize(
+@each(
     "setting",
     [
         SAMPLED,
@@ -64,9 +65,9 @@ def test_the_three_questions_answer_each_other(setting: dict[str, Any]) -> None:
         assert steps[accountant] == 60
 
 
-@pytest.mark.parametrize("noise", [1.0, 5.0, 40.0])
-@pytest.mark.parametrize("delta", [1e-9, 1e-3])
-@pytest.mark.parametrize("rate", [0.05, 1.0])
+@each("noise", [1.0, 5.0, 40.0])
+@each("delta", [1e-9, 1e-3])
+@each("rate", [0.05, 1.0])
 def test_tight_is_below_renyi_is_below_the_papers(noise: float, delta: float, rate: float) -> None:
     _, found = answer(noise_multiplier=noise, steps=30, delta=delta, sampling_rate=rate)
     assert found["tight"] <= found["rdp"] * (1 + 1e-6)
@@ -92,7 +93,7 @@ def test_a_little_delta_buys_a_lot_of_laplace_noise() -> None:
     assert found["tight"] < found["rdp"] < 6.0
 
 
-@pytest.mark.parametrize(
+@each(
     ("setting", "given"),
     [
         ({"mechanism": "laplace", "sampling_rate": 0.5}, {"noise_multiplier": 3.0, "steps": 5}),
@@ -133,7 +134,7 @@ def test_whole_numbers_will_do_for_noise_and_epsilon() -> None:
 GIVEN = {"noise_multiplier": 1.0, "steps": 10, "epsilon": None, "delta": 1e-5}
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({"epsilon": 1.0}, "but all three were; leave out just one"),
@@ -151,7 +152,7 @@ def test_exactly_one_must_be_left_out(change: dict[str, Any], message: str) -> N
     assert str(refusal.value) == sentence + message
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({"delta": None}, "delta must be given with gaussian noise, was left out; choose 1e-5, say"),

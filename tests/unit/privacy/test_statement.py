@@ -108,7 +108,7 @@ def test_promises_of_different_kinds_are_not_added() -> None:
 
 def grant(client: int | None, epsilon: float, delta: float = 1e-6, **terms: str) -> Grant:
     usual = {"unit": "record", "neighbours": "replace", "currency": "plain"}
-    return Grant(client, Budget(epsilon, delta), **usual | terms)  # type: ignore[arg-type]
+    return Grant(client, Budget(epsilon, delta), **usual | terms)
 
 
 def test_what_was_granted_stands_beside_what_was_spent_at_the_delta_of_the_grant() -> None:

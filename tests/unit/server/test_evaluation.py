@@ -11,6 +11,7 @@ from dpfl.models import Model, build
 from dpfl.server import evaluation
 from dpfl.server.evaluation import Score, evaluate
 from dpfl.streams import Streams
+from grids import each
 
 
 def test_a_regression_by_hand() -> None:
@@ -36,8 +37,8 @@ def test_the_penalty_is_part_of_the_loss() -> None:
     assert score == Score(pytest.approx(1.125), pytest.approx(1 / 3))  # w·x = 0 counts as class 0
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 4, 7, 100])
-@pytest.mark.parametrize("name", ["softmax", "svm"])
+@each("batch", [1, 2, 3, 4, 7, 100])
+@each("name", ["softmax", "svm"])
 def test_batches_change_nothing(batch: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(name, shape=(4,), classes=2, rng=Streams(0).public.generator("model"))
     source = torch.Generator().manual_seed(0)

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
 from dpfl.systems import AdapDPFL, Feedback, Problem
 from dpfl.systems.adap_dpfl import AdapState
+from grids import each
 
 SIZES = (10, 20)
 
@@ -57,7 +59,7 @@ def test_the_first_orders_are_dpsgd_with_the_noise_of_all_rounds() -> None:
             assert RenyiFilter(Budget(4.0, 1e-3), one).affords(one, 6) == enough
 
 
-@pytest.mark.parametrize(
+@each(
     ("patience", "losses", "expected"),
     [
         (1, [4, 3, 3, 2, 2.5], [1, 2, 4]),
@@ -77,7 +79,7 @@ def test_noise_decays_exactly_when_the_loss_fell_in_all_of_the_last_rounds(
     assert decays(patience, losses) == expected
 
 
-def next_clip(upload: float, **options) -> tuple[float, ...]:
+def next_clip(upload: float, **options: Any) -> tuple[float, ...]:
     """Return the thresholds after client 1 (of 20 records) uploaded a vector of this length."""
     system = AdapDPFL(rounds=6, sampling_rate=1.0, epsilon=50.0, **options)
     state = replace(begin(system), round=1)
@@ -100,7 +102,7 @@ def test_a_clip_is_a_multiple_of_the_gradient_that_stands_out_from_the_noise() -
     assert next_clip(3.0, clip_factor=0.5, **options) == pytest.approx((2.0, expected / 2), rel=1e-6)
 
 
-@pytest.mark.parametrize(("upload", "clip"), [(0.0, 0.2), (1e-6, 0.2), (1e3, 20.0), (math.inf, 20.0)])
+@each(("upload", "clip"), [(0.0, 0.2), (1e-6, 0.2), (1e3, 20.0), (math.inf, 20.0)])
 def test_a_clip_stays_between_a_tenth_and_ten_times_the_first(upload: float, clip: float) -> None:
     assert next_clip(upload, lr=0.5, clip=2.0) == pytest.approx((2.0, clip))
 
@@ -149,8 +151,8 @@ def affordable(multipliers: Sequence[float], sampling_rate: float, budget: Budge
     return len(multipliers)
 
 
-@pytest.mark.parametrize("falling", [True, False])
-@pytest.mark.parametrize("sampling_rate", [0.5, 1.0])
+@each("falling", [True, False])
+@each("sampling_rate", [0.5, 1.0])
 def test_it_ends_by_itself_before_any_budget_is_overdrawn(sampling_rate: float, falling: bool) -> None:
     system = AdapDPFL(
         rounds=10, sampling_rate=sampling_rate, patience=4, noise_decay=0.6, epsilon=(3.0, 8.0), delta=1e-4
@@ -187,7 +189,7 @@ def test_without_public_data_it_says_why_it_cannot_watch_the_loss() -> None:
         begin(AdapDPFL(sampling_rate=1.0), loss=None)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "field"),
     [
         ({"calibration": "paper"}, "calibration"),

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from dpfl.privacy.paper_formulas import ali_epsilon
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, Feedback, Problem, questions_in
 from dpfl.systems.ali_dpfl import ALIState
+from grids import each
 
 
 def begin(system: ALIDPFL, sizes: tuple[int, ...], dim: int = 3) -> ALIState:
@@ -36,7 +38,7 @@ def test_an_order_is_dpsgd_with_noise_in_every_step() -> None:
 
 
 @pytest.mark.parametrize(("calibration", "accountant"), [("tight", tight), ("paper", ali_epsilon)])
-def test_each_budget_affords_the_most_steps_that_its_accountant_allows(calibration: str, accountant) -> None:
+def test_each_budget_affords_the_most_steps_that_its_accountant_allows(calibration: str, accountant: Any) -> None:
     system = ALIDPFL(
         rounds=5, sampling_rate=0.3, noise_multiplier=1.5, epsilon=(2.0, 5.0), delta=(1e-5, 1e-3),
         calibration=calibration,
@@ -48,7 +50,7 @@ def test_each_budget_affords_the_most_steps_that_its_accountant_allows(calibrati
     assert state.total_steps == max(state.left)
 
 
-@pytest.mark.parametrize(("rounds", "steps"), [(68, 1), (69, 1), (70, 1), (34, 2), (23, 3), (22, 3), (17, 4), (1, 5)])
+@each(("rounds", "steps"), [(68, 1), (69, 1), (70, 1), (34, 2), (23, 3), (22, 3), (17, 4), (1, 5)])
 def test_the_first_steps_leave_something_for_every_round(rounds: int, steps: int) -> None:
     # On full batches at σ = 4 a budget of (8, 1e-3) affords R_c = 69 steps.
     system = ALIDPFL(rounds=rounds, local_steps=5, sampling_rate=1.0, noise_multiplier=4.0)
@@ -57,7 +59,7 @@ def test_the_first_steps_leave_something_for_every_round(rounds: int, steps: int
     assert state.steps == steps
 
 
-@pytest.mark.parametrize(("spare", "steps"), [(1, 1), (0, 1), (-1, 5)])
+@each(("spare", "steps"), [(1, 1), (0, 1), (-1, 5)])
 def test_rounds_are_plenty_from_the_number_of_steps_on(spare: int, steps: int) -> None:
     # R_s ≥ R_c, R_s = R_c included; the paper holds nothing back, so that this alone decides.
     system = ALIDPFL(local_steps=5, sampling_rate=1.0, noise_multiplier=4.0, calibration="paper")
@@ -125,7 +127,7 @@ def test_where_rounds_are_plenty_nobody_is_asked(epsilon: float | tuple[float, .
     assert (after.steps, after.left) == (1, tuple(left - 1 for left in state.left))
 
 
-@pytest.mark.parametrize("answered", [(0, 1), (0,), (1,)])
+@each("answered", [(0, 1), (0,), (1,)])
 def test_the_curvature_is_a_mean_over_those_who_answered(answered: tuple[int, ...]) -> None:
     # A client whose budget is gone tells nothing: that must not make the loss look flat, and τ* large.
     system = ALIDPFL(rounds=9, sampling_rate=1.0, noise_multiplier=4.0, heterogeneity=0.0, calibration="paper")
@@ -163,7 +165,7 @@ def test_noise_too_small_for_any_step_is_refused() -> None:
         begin(ALIDPFL(sampling_rate=1.0, noise_multiplier=0.1, epsilon=(0.5, 1.0)), (10, 10))
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "field"),
     [
         ({"rounds": 0}, "rounds"),

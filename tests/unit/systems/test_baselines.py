@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from asking import session_of
 from torch import Tensor
 from torch.nn import functional
 
+from conformance.asking import session_of
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
 from dpfl.errors import BadInput
@@ -23,6 +24,7 @@ from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
 from dpfl.streams import Streams
 from dpfl.systems import FedAvg, FedProx, FedSGD, Feedback, Problem, System
+from grids import each
 
 SIZES = (4, 11, 7)  # clients that differ in size, so that weights matter
 
@@ -75,7 +77,7 @@ def test_a_round_of_fedsgd_is_a_step_of_gradient_descent_on_all_records(trained:
         functional.cross_entropy(linear(x), y).backward()
         with torch.no_grad():
             for parameter in linear.parameters():
-                parameter -= 0.7 * parameter.grad
+                parameter -= 0.7 * parameter.grad  # type: ignore[misc]
         centralised = torch.cat([p.detach().flatten() for p in linear.parameters()])
         torch.testing.assert_close(trained(FedSGD(lr=0.7), rounds), centralised, rtol=0, atol=1e-6)
 
@@ -127,7 +129,7 @@ def test_every_upload_is_noted_as_one_without_noise(system: System, trained: Cal
     assert certificate.observers["server"].epsilon is None
 
 
-def state_of(system: System) -> object:
+def state_of(system: System) -> Any:
     return system.begin(Problem(SIZES, 18, Schedule(system.cohorts(3), Streams(0).public)), torch.zeros(18), Feedback())
 
 
@@ -149,7 +151,7 @@ def test_nothing_adapts() -> None:
     assert state.rounds == system.rounds
 
 
-@pytest.mark.parametrize(
+@each(
     ("system", "options", "field"),
     [
         *[(system, {"rounds": 0}, "rounds") for system in (FedAvg, FedSGD, FedProx)],

@@ -10,6 +10,7 @@ import torch
 from dpfl.federation import Schedule
 from dpfl.streams import Streams
 from dpfl.systems import SYSTEMS, Feedback, PrivateSystem, Problem
+from grids import each
 
 WITH_COHORTS = [name for name in SYSTEMS if name != "ali-dpfl"]  # which asks every client in every round
 
@@ -36,7 +37,7 @@ def play(system: Any, state: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("name", WITH_COHORTS)
+@each("name", WITH_COHORTS)
 def test_a_round_does_not_go_through_all_clients(name: str) -> None:
     kind, sizes = SYSTEMS[name], Sizes((24, 33, 47, 30, 30, 30))
     budget = {"epsilon": 5.0, "delta": 1e-3} if issubclass(kind, PrivateSystem) else {}

@@ -13,18 +13,20 @@ from dpfl.orders import ClientClip, Full, Gaussian, Laplace, Order
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
-from dpfl.systems import DPFedAvg, Feedback, Problem, State
+from dpfl.systems import DPFedAvg, Feedback, Problem
+from dpfl.systems.queried import QueriedState
+from grids import each
 
 SIZES = (3, 5, 8, 4, 10, 6)
 DIM = 7
 
 
-def begin(system: DPFedAvg, sizes: tuple[int, ...] = SIZES, seed: int = 0) -> State:
+def begin(system: DPFedAvg, sizes: tuple[int, ...] = SIZES, seed: int = 0) -> QueriedState:
     schedule = Schedule(system.cohorts(len(sizes)), Streams(seed).public)
     return system.begin(Problem(sizes, DIM, schedule), torch.zeros(DIM), Feedback())
 
 
-def rounds_of(system: DPFedAvg, sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Iterator[tuple[State, dict]]:
+def rounds_of(system: DPFedAvg, sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Iterator[tuple[QueriedState, dict]]:
     state = begin(system, sizes, seed)
     while state.round < state.rounds:
         yield state, system.orders(state)
@@ -47,7 +49,7 @@ def size_of(order: Order) -> float:
 # What the published noise is worth.
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 3.0, 20.0])
+@each("epsilon", [0.5, 3.0, 20.0])
 def test_the_papers_laplace_noise_is_worth_exactly_twice_its_claim(epsilon: float) -> None:
     system = DPFedAvg(mechanism="laplace", calibration="paper", rounds=9, cohort=2, epsilon=epsilon)  # K·R/N = 3
     certificate = certified(system)
@@ -107,11 +109,9 @@ def test_published_noise_promises_and_claims_half_the_sensitivity(mechanism: str
 # What exact noise is worth.
 
 
-@pytest.mark.parametrize(
-    "schedule", [{"lr": 0.2}, {"lr": 0.2, "lr_gamma": 3.0}, {"strong_convexity": 0.5, "smoothness": 2.0}]
-)
-@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
-@pytest.mark.parametrize("cohort", [None, 2, 4])
+@each("schedule", [{"lr": 0.2}, {"lr": 0.2, "lr_gamma": 3.0}, {"strong_convexity": 0.5, "smoothness": 2.0}])
+@each("mechanism", ["laplace", "gaussian"])
+@each("cohort", [None, 2, 4])
 def test_exact_noise_spends_each_budget_and_no_more(mechanism: str, schedule: dict, cohort: int | None) -> None:
     epsilon = (0.1, 0.5, 1.0, 3.0, 8.0, 30.0)
     delta = None if mechanism == "laplace" else (1e-3, 1e-5, 1e-2, 1e-3, 1e-8, 1e-1)
@@ -144,7 +144,7 @@ def test_one_round_more_than_planned_is_refused(mechanism: str) -> None:
         ledger.charge(system.orders(begin(system)))
 
 
-@pytest.mark.parametrize("scheduling", ["random", "poisson", "round-robin"])
+@each("scheduling", ["random", "poisson", "round-robin"])
 def test_whatever_the_schedule_nobody_is_refused(scheduling: str) -> None:
     for seed in range(3):
         certificate = certified(DPFedAvg(rounds=8, cohort=2, scheduling=scheduling, epsilon=2.0), seed=seed)
@@ -223,8 +223,8 @@ def averaged_variance(system: DPFedAvg, rounds: int | None = None) -> float:
     return math.fsum(found[:rounds]) / len(found[:rounds])
 
 
-@pytest.mark.parametrize("cohort", [1, 2, 3, 6])
-@pytest.mark.parametrize("rounds", [6, 12])  # whole cycles of round robin
+@each("cohort", [1, 2, 3, 6])
+@each("rounds", [6, 12])  # whole cycles of round robin
 def test_variance_of_the_published_noise(rounds: int, cohort: int) -> None:
     options = {"calibration": "paper", "rounds": rounds, "cohort": cohort, "lr": 0.3, "local_steps": 4, "clip": 1.5}
     xi, epsilon, delta = 0.3 * 4 * 1.5, 2.0, 1e-4
@@ -253,7 +253,7 @@ def test_exact_laplace_noise_is_twice_the_published_where_every_count_is_whole()
 # Refusals.
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "field"),
     [
         ({"rounds": 0}, "rounds"),
@@ -302,7 +302,7 @@ def test_a_clip_in_l2_is_refused_for_laplace_noise_with_the_reason() -> None:
     assert DPFedAvg(mechanism="gaussian", norm=1).norm_order == 1
 
 
-@pytest.mark.parametrize("given", [{"lr": 0.1}, {"lr_gamma": 2.0}, {"lr": 0.1, "lr_gamma": 2.0}])
+@each("given", [{"lr": 0.1}, {"lr_gamma": 2.0}, {"lr": 0.1, "lr_gamma": 2.0}])
 def test_rates_of_theory_and_rates_of_ones_own_are_refused_with_the_reason(given: dict) -> None:
     with pytest.raises(BadInput, match=r"^lr and lr_gamma must be left out with the theory's rates, which follow from"):
         DPFedAvg(strong_convexity=1.0, smoothness=2.0, **given)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from dpfl.repetitions import repeat
 from dpfl.streams import Streams
 from dpfl.systems import DPSGDFedAvg, Feedback, Problem
 from dpfl.systems.dpsgd_fedavg import DPSGDState
+from grids import each
 
 SIZES = (10, 20)
 
@@ -49,7 +51,7 @@ def test_an_order_is_dpsgd_with_noise_in_every_step() -> None:
     assert system.orders(begin(system)) == {0: expected, 1: expected}
 
 
-@pytest.mark.parametrize(("local_steps", "rounds"), [(1, 69), (2, 34), (10, 6), (69, 1)])
+@each(("local_steps", "rounds"), [(1, 69), (2, 34), (10, 6), (69, 1)])
 def test_with_given_noise_it_ends_when_the_steps_are_used_up(local_steps: int, rounds: int) -> None:
     # On full batches at σ = 4 a budget of (8, 1e-3) affords R_c = 69 steps.
     system = DPSGDFedAvg(rounds=500, local_steps=local_steps, sampling_rate=1.0, noise_multiplier=4.0)
@@ -60,7 +62,7 @@ def test_with_given_noise_it_ends_when_the_steps_are_used_up(local_steps: int, r
 
 
 @pytest.mark.parametrize(("calibration", "accountant"), [("tight", tight), ("paper", ali_epsilon)])
-def test_given_noise_on_sampled_batches(calibration: str, accountant) -> None:
+def test_given_noise_on_sampled_batches(calibration: str, accountant: Any) -> None:
     system = DPSGDFedAvg(
         rounds=500, local_steps=3, sampling_rate=0.3, noise_multiplier=1.5, epsilon=3.0, calibration=calibration
     )
@@ -86,8 +88,8 @@ def test_a_cohort_ends_with_the_last_client_that_can_pay() -> None:
     assert cohorts[-1] in answered[-1]  # no round is wasted at the end
 
 
-@pytest.mark.parametrize(("rounds", "local_steps"), [(1, 1), (4, 3)])
-@pytest.mark.parametrize("sampling_rate", [0.4, 1.0])
+@each(("rounds", "local_steps"), [(1, 1), (4, 3)])
+@each("sampling_rate", [0.4, 1.0])
 def test_chosen_noise_lasts_for_all_rounds_and_not_one_more(
     rounds: int, local_steps: int, sampling_rate: float
 ) -> None:
@@ -118,7 +120,7 @@ def test_chosen_noise_is_for_the_rounds_that_each_client_will_answer() -> None:
     assert state.left == tuple(2 * max(1, int(n)) for n in replies)
 
 
-@pytest.mark.parametrize("sampling_rate", [0.05, 0.5, 1.0])
+@each("sampling_rate", [0.05, 0.5, 1.0])
 def test_the_papers_noise_is_by_the_papers_formula_at_every_rate(sampling_rate: float) -> None:
     # At q = 1 Theorem 2 is min over α of T·α/(2σ²) + ln(1/δ)/(α − 1), which asks for more than the exact price.
     system = DPSGDFedAvg(rounds=5, local_steps=2, sampling_rate=sampling_rate, epsilon=4.0, calibration="paper")
@@ -147,7 +149,7 @@ def test_noise_too_small_for_any_step_is_refused() -> None:
         begin(DPSGDFedAvg(sampling_rate=1.0, noise_multiplier=0.1, epsilon=1.0))
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "field"),
     [
         ({"rounds": 0}, "rounds"),
@@ -218,10 +220,10 @@ def test_all_records_in_every_step_are_priced_as_plain_noise() -> None:
     assert order.noise.std == pytest.approx(3 / mu, rel=1e-6)  # √9 releases of sensitivity 1
 
 
-@pytest.mark.parametrize(("field", "value"), [("server_momentum", 1.0), ("averaged", -0.1), ("averaged", 1.0)])
+@each(("field", "value"), [("server_momentum", 1.0), ("averaged", -0.1), ("averaged", 1.0)])
 def test_parts_are_parts(field: str, value: float) -> None:
     with pytest.raises(BadInput, match=f"{field} must be at least 0 and below 1"):
-        DPSGDFedAvg(**{field: value})  # type: ignore[arg-type]
+        DPSGDFedAvg(**{field: value})
 
 
 def test_such_a_system_is_not_repeated_as_one_program() -> None:

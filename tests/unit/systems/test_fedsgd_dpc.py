@@ -13,18 +13,20 @@ from dpfl.orders import Full, Gaussian, Laplace, Order, Poisson, RecordClip
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
-from dpfl.systems import FedSGDDPC, Feedback, Problem, State
+from dpfl.systems import FedSGDDPC, Feedback, Problem
+from dpfl.systems.queried import QueriedState
+from grids import each
 
 SIZES = (30, 50, 80, 40, 100, 60)
 N, ALL, DIM = len(SIZES), sum(SIZES), 7
 
 
-def begin(system: FedSGDDPC, sizes: tuple[int, ...] = SIZES, seed: int = 0) -> State:
+def begin(system: FedSGDDPC, sizes: tuple[int, ...] = SIZES, seed: int = 0) -> QueriedState:
     schedule = Schedule(system.cohorts(len(sizes)), Streams(seed).public)
     return system.begin(Problem(sizes, DIM, schedule), torch.zeros(DIM), Feedback())
 
 
-def rounds_of(system: FedSGDDPC, sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Iterator[tuple[State, dict]]:
+def rounds_of(system: FedSGDDPC, sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Iterator[tuple[QueriedState, dict]]:
     state = begin(system, sizes, seed)
     while state.round < state.rounds:
         yield state, system.orders(state)
@@ -87,8 +89,8 @@ def test_samples_make_the_papers_gaussian_noise_worth_more() -> None:
 # What exact noise is worth.
 
 
-@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
-@pytest.mark.parametrize("cohort", [None, 2, 4])
+@each("mechanism", ["laplace", "gaussian"])
+@each("cohort", [None, 2, 4])
 def test_exact_noise_spends_each_budget_and_no_more(mechanism: str, cohort: int | None) -> None:
     epsilon = (0.1, 0.5, 1.0, 3.0, 8.0, 30.0)
     delta = None if mechanism == "laplace" else (1e-3, 1e-5, 1e-2, 1e-3, 1e-8, 1e-1)
@@ -114,7 +116,7 @@ def test_samples_of_all_records_are_all_records() -> None:
     assert noise[0] == noise[1]
 
 
-@pytest.mark.parametrize(("mechanism", "sampling_rate"), [("laplace", None), ("gaussian", None), ("gaussian", 0.2)])
+@each(("mechanism", "sampling_rate"), [("laplace", None), ("gaussian", None), ("gaussian", 0.2)])
 def test_one_round_more_than_planned_is_refused(mechanism: str, sampling_rate: float | None) -> None:
     system = FedSGDDPC(mechanism=mechanism, sampling_rate=sampling_rate, rounds=3, epsilon=1.0)
     ledger = Ledger(system.promise(SIZES), SIZES)
@@ -124,7 +126,7 @@ def test_one_round_more_than_planned_is_refused(mechanism: str, sampling_rate: f
         ledger.charge(system.orders(begin(system)))
 
 
-@pytest.mark.parametrize("scheduling", ["random", "poisson", "round-robin"])
+@each("scheduling", ["random", "poisson", "round-robin"])
 def test_whatever_the_schedule_nobody_is_refused(scheduling: str) -> None:
     for seed in range(3):
         certificate = certified(FedSGDDPC(rounds=8, cohort=2, scheduling=scheduling, epsilon=2.0), seed=seed)
@@ -135,9 +137,7 @@ def test_whatever_the_schedule_nobody_is_refused(scheduling: str) -> None:
 # The orders.
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "norm", "sampling_rate"), [("laplace", 1, None), ("gaussian", 2, None), ("gaussian", 2, 0.25)]
-)
+@each(("mechanism", "norm", "sampling_rate"), [("laplace", 1, None), ("gaussian", 2, None), ("gaussian", 2, 0.25)])
 def test_an_order_is_one_step_on_clipped_record_gradients(
     mechanism: str, norm: int, sampling_rate: float | None
 ) -> None:
@@ -181,9 +181,9 @@ def test_the_promise_is_for_one_record() -> None:
 # The variance of the averaged noise, from orders and weights.
 
 
-@pytest.mark.parametrize("cohort", [1, 2, 3, 6])
-@pytest.mark.parametrize("rounds", [6, 12])  # whole cycles of round robin
-@pytest.mark.parametrize("sampling_rate", [None, 0.1])
+@each("cohort", [1, 2, 3, 6])
+@each("rounds", [6, 12])  # whole cycles of round robin
+@each("sampling_rate", [None, 0.1])
 def test_variance_of_the_published_noise(rounds: int, cohort: int, sampling_rate: float | None) -> None:
     epsilon, delta = (1.0, 2.0, 0.5, 4.0, 1.0, 3.0), (1e-4, 1e-3, 1e-5, 1e-2, 1e-4, 1e-6)
     rate, clip = 0.3, 1.5
@@ -208,7 +208,7 @@ def test_variance_of_the_published_noise(rounds: int, cohort: int, sampling_rate
 # Refusals.
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "field"),
     [
         ({"rounds": 0}, "rounds"),
@@ -255,7 +255,7 @@ def test_samples_are_refused_for_laplace_noise_with_the_reason() -> None:
         FedSGDDPC(mechanism="laplace", sampling_rate=0.5)
 
 
-@pytest.mark.parametrize("given", [{"lr": 0.1}, {"lr_gamma": 2.0}, {"lr": 0.1, "lr_gamma": 2.0}])
+@each("given", [{"lr": 0.1}, {"lr_gamma": 2.0}, {"lr": 0.1, "lr_gamma": 2.0}])
 def test_rates_of_theory_and_rates_of_ones_own_are_refused_with_the_reason(given: dict) -> None:
     with pytest.raises(BadInput, match=r"^lr and lr_gamma must be left out with the theory's rates, which follow from"):
         FedSGDDPC(strong_convexity=1.0, smoothness=2.0, **given)

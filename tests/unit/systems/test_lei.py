@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ from dpfl.privacy.gaussian_dp import mu_of
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
 from dpfl.systems import UDP, Feedback, Lei, Problem
+from grids import each
 
 
-def begin(system: Lei | UDP, sizes: tuple[int, ...], seed: int = 0):
+def begin(system: Lei | UDP, sizes: tuple[int, ...], seed: int = 0) -> Any:
     return system.begin(
         Problem(sizes, 3, Schedule(system.cohorts(len(sizes)), Streams(seed).public)), torch.zeros(3), Feedback()
     )
@@ -49,7 +51,7 @@ def test_the_noise_falls_linearly_by_the_same_share_at_every_client() -> None:
     for done in range(10):
         stds = [order.noise.std for order in system.orders(replace(state, given=(done, done))).values()]
         for i, n in enumerate((10, 40)):
-            first = 2 * 0.5 * 2.0 / n * math.sqrt(10) / float(mu_of(system.epsilon[i], 1e-4))
+            first = 2 * 0.5 * 2.0 / n * math.sqrt(10) / float(mu_of(system.epsilon[i], 1e-4))  # type: ignore[index]
             assert stds[i] == pytest.approx(first * (1 - 0.06 * done), rel=1e-6)
 
 
@@ -63,7 +65,7 @@ def test_without_a_fall_it_is_udp_to_the_end() -> None:
         assert 8.0 * (1 - 1e-3) <= line.server_epsilon <= 8.0
 
 
-@pytest.mark.parametrize("fall", [0.2, 0.5, 0.9])
+@each("fall", [0.2, 0.5, 0.9])
 def test_it_ends_by_itself_when_no_budget_pays_for_another_round(fall: float) -> None:
     rounds, epsilon, sizes = 40, (1.0, 4.0, 12.0), (10, 50, 20)
     system = Lei(rounds=rounds, noise_fall=fall, epsilon=epsilon, delta=1e-4)
@@ -78,7 +80,7 @@ def test_it_ends_by_itself_when_no_budget_pays_for_another_round(fall: float) ->
         assert line.replies == expected
         assert line.server_epsilon <= granted
         bound, worth = 2 * 2.0 / n, float(mu_of(granted, 1e-4)) ** 2
-        spent = sum((bound / orders[line.client].noise.std) ** 2 for orders in paid)
+        spent = sum((bound / orders[line.client].noise.std) ** 2 for orders in paid)  # type: ignore[misc]
         assert spent <= worth < spent + worth * shares[expected]  # not one more round
 
 
@@ -114,7 +116,7 @@ def test_the_promise_is_for_one_record_replaced_and_exact() -> None:
     assert [budget.epsilon for budget in promise.budgets] == [1.0, 2.0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "field"),
     [
         ({"noise_fall": -0.1}, "noise_fall"),

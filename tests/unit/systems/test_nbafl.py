@@ -15,15 +15,17 @@ from dpfl.orders import Full, Gaussian, ModelClip, RecordClip
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
-from dpfl.systems import Feedback, NbAFL, Problem, State
+from dpfl.systems import Feedback, NbAFL, Problem
+from dpfl.systems.nbafl import NbAFLState
+from grids import each
 
 
-def begin(system: NbAFL, sizes: tuple[int, ...], seed: int = 0) -> State:
+def begin(system: NbAFL, sizes: tuple[int, ...], seed: int = 0) -> NbAFLState:
     schedule = Schedule(system.cohorts(len(sizes)), Streams(seed).public)
     return system.begin(Problem(sizes, 3, schedule), torch.zeros(3), Feedback())
 
 
-def rounds_of(system: NbAFL, sizes: tuple[int, ...], seed: int = 0) -> Iterator[State]:
+def rounds_of(system: NbAFL, sizes: tuple[int, ...], seed: int = 0) -> Iterator[NbAFLState]:
     state = begin(system, sizes, seed)
     while state.round < state.rounds:
         yield state
@@ -57,8 +59,8 @@ def spent_share(certificate: Certificate, observer: str) -> list[float]:
 # The paper's noise.
 
 
-@pytest.mark.parametrize("clients", [4, 9, 16])
-@pytest.mark.parametrize("exposures", [1, 2, 3])
+@each("clients", [4, 9, 16])
+@each("exposures", [1, 2, 3])
 def test_theorem_1_asks_the_server_for_noise_beyond_l_times_the_root_of_n(clients: int, exposures: int) -> None:
     turn = exposures * math.isqrt(clients)
     sizes = tuple(range(20, 20 + clients))
@@ -75,9 +77,9 @@ def test_theorem_1_asks_the_server_for_noise_beyond_l_times_the_root_of_n(client
         assert (system.downlink(state, state.cohort) is None) == (rounds <= turn)
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 10.0, 60.0])
-@pytest.mark.parametrize("cohort", [1, 3, 9])
-@pytest.mark.parametrize("exposures", [1, 2])
+@each("epsilon", [1.0, 10.0, 60.0])
+@each("cohort", [1, 3, 9])
+@each("exposures", [1, 2])
 def test_lemma_4_asks_the_server_for_noise_beyond_epsilon_by_gamma(epsilon: float, cohort: int, exposures: int) -> None:
     clients, c = 10, math.sqrt(2 * math.log(125))
     rate = cohort / clients
@@ -127,7 +129,7 @@ def lemma_4(rounds: int, epsilon: float, delta: float) -> float:
     return 2 * math.sqrt(2 * math.log(1.25 / delta)) * math.sqrt(rounds**2 / b**2 - 3) / (20 * 3 * epsilon)
 
 
-@pytest.mark.parametrize("rounds", [10, 20, 30, 60])
+@each("rounds", [10, 20, 30, 60])
 def test_published_downlink_noise_serves_every_client(rounds: int) -> None:
     # The client that adds most noise (ε = 10 at δ = 1e-9) is not the one that needs most from the server (ε = 5 at
     # δ = 0.1), for whom the noise of the others is amplified less.
@@ -184,8 +186,8 @@ MIXED = (10, 25, 40, 80)
 BUDGETS = {"epsilon": (0.5, 2.0, 8.0, 30.0), "delta": (1e-2, 1e-3, 1e-5, 1e-3)}
 
 
-@pytest.mark.parametrize("options", [{}, BUDGETS, {"clipping": "model"}, {"local_steps": 4}, {"cohort": 3}])
-@pytest.mark.parametrize("exposures", [1, 2, 5])
+@each("options", [{}, BUDGETS, {"clipping": "model"}, {"local_steps": 4}, {"cohort": 3}])
+@each("exposures", [1, 2, 5])
 def test_overheard_uploads_cost_the_budget_and_no_more(options: dict, exposures: int) -> None:
     certificate = certified(NbAFL(rounds=20, exposures=exposures, **options), MIXED)
     assert min(line.replies for line in certificate.spending) >= exposures
@@ -193,7 +195,7 @@ def test_overheard_uploads_cost_the_budget_and_no_more(options: dict, exposures:
         assert 1 - 1e-6 <= share <= 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "sizes"),
     [
         ({}, (10,) * 4),
@@ -207,7 +209,7 @@ def test_overheard_uploads_cost_the_budget_and_no_more(options: dict, exposures:
         ({"cohort": 1}, (10,) * 3),
     ],
 )
-@pytest.mark.parametrize("exposures", [1, 3])
+@each("exposures", [1, 3])
 def test_the_servers_noise_is_the_least_that_keeps_the_promise(
     options: dict, sizes: tuple[int, ...], exposures: int
 ) -> None:
@@ -217,8 +219,8 @@ def test_the_servers_noise_is_the_least_that_keeps_the_promise(
     assert max(spent_share(certified(system, sizes, share=0.9), "released")) > 1  # less would not do
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
+@each("seed", range(3))
+@each(
     ("options", "sizes"),
     [
         ({"cohort": 2}, (10, 10, 1000, 1000, 1000)),  # the noise of the one depends on who else takes part
@@ -234,7 +236,7 @@ def test_whoever_is_drawn_the_promise_is_kept(options: dict, sizes: tuple[int, .
         assert max(spent_share(certificate, "uplink")) <= 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "sizes"),
     [
         ({"cohort": 2}, (10, 20, 40, 80, 300)),
@@ -258,7 +260,7 @@ def test_the_server_adds_nothing_where_the_cohorts_that_will_be_add_enough() -> 
     assert begin(system, sizes).downlink_std < 1e-2 * min(begin(system, sizes[:2] * 2).uplink_stds)
 
 
-@pytest.mark.parametrize(
+@each(
     ("sizes", "options"),
     [((10,) * 9, {}), ((10, 11, 12, 13), {}), ((10,) * 6, {"cohort": 3}), (MIXED, {"clipping": "model"})],
 )
@@ -344,7 +346,7 @@ def test_all_clients_or_k_at_random() -> None:
 # Refusals.
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "field"),
     [
         ({"rounds": 0}, "rounds"),

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,10 @@ from dpfl.privacy.gaussian_dp import mu_of
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
 from dpfl.systems import PEDPFL, UDP, Feedback, Problem
-from dpfl.systems.pe_dpfl import PEDPFLState
+from grids import each
 
 
-def begin(system: PEDPFL | UDP, sizes: tuple[int, ...], seed: int = 0) -> PEDPFLState:
+def begin(system: PEDPFL | UDP, sizes: tuple[int, ...], seed: int = 0) -> Any:
     problem = Problem(sizes, 3, Schedule(system.cohorts(len(sizes)), Streams(seed).public))
     return system.begin(problem, torch.zeros(3), Feedback())
 
@@ -33,14 +34,14 @@ def test_an_order_is_proximal_steps_with_noise_on_the_upload() -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("pull", [0.0, 0.1, 3.0])
+@each("pull", [0.0, 0.1, 3.0])
 def test_with_one_step_the_noise_is_that_of_udp_whatever_the_pull(pull: float) -> None:
     # The pull is zero at the broadcast model, where the only step is taken.
     system = PEDPFL(local_steps=1, proximal=pull, rounds=12, epsilon=(1.0, 8.0))
     assert begin(system, (10, 40)).noise_stds == begin(UDP(rounds=12, epsilon=(1.0, 8.0)), (10, 40)).noise_stds
 
 
-@pytest.mark.parametrize(
+@each(
     ("steps", "pull", "moved"),
     [
         # η = 0.5, C = 2, n = 10: 2ηC/n = 0.2 and 2ηC = 2.
@@ -82,7 +83,7 @@ def test_the_promise_is_for_one_record_replaced_and_exact() -> None:
     assert (promise.calibration, promise.uncounted) == ("tight", ())
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "field"),
     [
         ({"calibration": "paper"}, "calibration"),

@@ -14,15 +14,17 @@ from dpfl.privacy.budget import Budget
 from dpfl.privacy.certificate import certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
-from dpfl.systems import UDP, Feedback, Problem, State
+from dpfl.systems import UDP, Feedback, Problem
+from dpfl.systems.udp import UDPState
+from grids import each
 
 
-def begin(system: UDP, sizes: tuple[int, ...], seed: int = 0) -> State:
+def begin(system: UDP, sizes: tuple[int, ...], seed: int = 0) -> UDPState:
     schedule = Schedule(system.cohorts(len(sizes)), Streams(seed).public)
     return system.begin(Problem(sizes, 3, schedule), torch.zeros(3), Feedback())
 
 
-def all_orders(system: UDP, state: State) -> Iterator[dict[int, Order]]:
+def all_orders(system: UDP, state: UDPState) -> Iterator[dict[int, Order]]:
     """Yield the orders of every round, as the round loop would ask for them."""
     while state.round < state.rounds:
         yield system.orders(state)
@@ -74,7 +76,7 @@ def test_the_noise_is_the_same_in_every_round() -> None:
         assert {len(stds) for stds in seen.values()} == {1}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@each("seed", range(3))
 def test_exact_noise_spends_each_budget_and_no_more(seed: int) -> None:
     sizes, epsilon, delta = tuple(range(10, 22)), tuple(0.5 * 1.5**i for i in range(12)), (1e-3, 1e-5, 1e-2) * 4
     system = UDP(rounds=40, cohort=3, epsilon=epsilon, delta=delta)
@@ -129,7 +131,7 @@ def test_the_promise_is_for_one_record_replaced() -> None:
     assert UDP(calibration="paper").promise((10, 10)).calibration == "paper"
 
 
-@pytest.mark.parametrize(
+@each(
     ("epsilon", "delta", "cautioned"),
     [
         # Equation (10) is really worth 6.75, 7.27 and 8.35 there: safe up to ε = 6.97 at δ = 1e-3.
@@ -158,7 +160,7 @@ def test_the_cohort_is_drawn_at_random_or_is_everyone() -> None:
     assert UDP(cohort=2).cohorts(5) == RandomK(5, 2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "field"),
     [
         ({"epsilon": 0.0}, "epsilon"),
