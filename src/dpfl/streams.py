@@ -3,7 +3,7 @@
 The public root decides what everybody may know: who takes part in which round, how data is shared out, where a model
 starts. It may be written down. The secret root decides what nobody may know: noise and batches. Under it every client
 has a key of its own, and its noise is a function of (key, run, round, order) alone: whoever else takes part or looks on
-changes nothing, and no two orders ever share noise. With a seed both roots follow from it: whoever knows the seed can
+changes nothing, and no two orders share noise. With a seed both roots follow from it: whoever knows the seed can
 subtract the noise, so a seed is for simulations. Without one each root is 256 bits from the operating system, and the
 secret one is kept nowhere. This is the only module of dpfl that makes a generator.
 """

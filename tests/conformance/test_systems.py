@@ -496,7 +496,7 @@ def test_orders_without_noise_or_clip_are_refused_in_every_calibration(name: str
 @over("question", sorted(UNPAID))
 @over("case", [case for case in PLAIN if case not in PAPER], ids=str)
 def test_nobody_is_asked_anything_in_tight_calibration(case: Case, question: str) -> None:
-    asking = twin(case.system, questions=property(lambda self: (question,)))
+    asking = twin(case.system, needs=property(lambda self: frozenset({question})))
     with pytest.raises(BadInput, match="uncounted"):
         train(asking)
 

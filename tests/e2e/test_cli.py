@@ -47,7 +47,7 @@ def only_json(printed: str) -> dict:
 def test_a_private_run_keeps_every_promise_of_its_json(tmp_path: Path) -> None:
     result = run_json("udp", *QUICK, "--epsilon", "8", "--delta", "1e-3", "--out", "r", cwd=tmp_path, by=installed)
     assert set(result) == {
-        "system", "rounds", "steps_per_round", "accuracy", "loss", "seconds", "history", "certificate", "out",
+        "system", "rounds", "steps_per_round", "accuracy", "loss", "seconds", "history", "certificate", "engine", "out",
     }  # fmt: skip
     assert result["system"] == "udp"
     assert result["rounds"] == 3
@@ -305,7 +305,7 @@ def test_a_refused_budget_is_exit_code_three(
 SET_BY_OPTION = {
     "data": "digits", "clients": 4, "partition": "sorted", "sizes": [10, 20], "share": 0.5, "min_records": 3,
     "validation_share": 0.2, "test_share": 0.3, "data_seed": 4, "model": "mlp", "evaluate_every": 2,
-    "backend": "reference", "device": "cpu", "precision": "tf32", "seed": 9, "ledger": "2026",
+    "backend": "reference", "draws": "client", "device": "cpu", "precision": "tf32", "seed": 9, "ledger": "2026",
 }  # fmt: skip
 
 

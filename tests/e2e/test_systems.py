@@ -45,7 +45,7 @@ def result(done: Done) -> dict[str, Any]:
 def test_a_run_of_every_system(name: str, calibration: str | None, tmp_path: Path) -> None:
     shown = result(dpfl("run", *options(name, calibration), "--out", "r", "--json", cwd=tmp_path))
     assert shown.keys() == {
-        "system", "rounds", "steps_per_round", "accuracy", "loss", "seconds", "history", "certificate", "out",
+        "system", "rounds", "steps_per_round", "accuracy", "loss", "seconds", "history", "certificate", "engine", "out",
     }  # fmt: skip
     assert (shown["system"], shown["out"]) == (name, "r")
     # A system that goes on until the budget is gone may be stopped before the last round.

@@ -67,7 +67,7 @@ class _KnownRoot:
     def __init__(self, root: Root, dealer: Dealer | None) -> None:
         self.root, self.dealer = root, dealer
 
-    def generator(self, purpose: str, *, run: str, round: int, order: str) -> Any:
+    def generator(self, purpose: str, *, run: str, round: int, order: str | None) -> Any:
         return self.dealer if purpose == "noise" and self.dealer else self.root.generator(purpose, round=round)
 
 

@@ -362,7 +362,7 @@ def test_a_training_ends_with_the_same_model_whoever_performs_it(system: System[
             module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
         starts.append(torch.cat([p.detach().flatten().clone() for p in module.parameters()]))
         run = dpfl.train(
-            system, federation(), module, loss=functional.cross_entropy, seed=4, backend=backend,
+            system, federation(), module, loss=functional.cross_entropy, seed=4, backend=backend, draws="client",
             on_uploads=lambda round, uploads, seen=seen: seen.append(torch.stack(list(uploads.values()))),  # type: ignore[misc]
         )  # fmt: skip
         models.append(torch.cat([p.detach().flatten() for p in run.model.parameters()]))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from conformance.asking import uploads_of
 from dpfl.clients.reference import ReferenceClients
+from dpfl.clients.uploads import Separate
 from dpfl.federation import Records, RoundRobin, Schedule
 from dpfl.models import Model
 from dpfl.orders import ClientClip, Gaussian, Laplace, Order, RecordClip
@@ -56,7 +57,7 @@ def simulated(order_of: Callable[[int], Order]) -> float:
         charged = {client: Charged(order_of(client), SIZES[client]) for client in schedule.cohort(round)}
         uploads = uploads_of(clients, charged, torch.zeros(DIM), round)
         weights = {client: CLIENTS / COHORT * SIZES[client] / ALL for client in uploads}
-        squares.append(float(aggregate(torch.zeros(DIM), uploads, weights).double().square().sum()))
+        squares.append(float(aggregate(torch.zeros(DIM), Separate(uploads), weights).double().square().sum()))
     return float(np.mean(squares))
 
 

@@ -90,7 +90,8 @@ def test_an_unknown_key_gets_the_nearest_and_everything_that_is_taken() -> None:
     message = str(refusal.value)
     assert "did you mean 'epsilon'?" in message
     assert (
-        "udp takes calibration, clip, cohort, delta, discount, epsilon, least_gain, lr, rounds, scheduling," in message
+        "udp takes averaged, calibration, clip, cohort, delta, discount, epsilon, least_gain, lr, rounds, scheduling,"
+        in message
     )
     assert "every run takes" in message
     assert all(setting in message for setting in ("partition", "seed", "evaluate_every"))

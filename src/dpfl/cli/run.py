@@ -14,7 +14,6 @@ from dpfl.errors import BadInput, BudgetRefused
 if TYPE_CHECKING:
     from dpfl.config import Config
     from dpfl.planning import Plan
-    from dpfl.session import Session
     from dpfl.training import RoundMetrics, Run
 
 _EPILOG = """[bold]Examples[/bold]
@@ -69,7 +68,7 @@ def run(
         with _Progress(parsed.system.rounds) as progress:
             finished = training.run(
                 parsed, out=folder, force=force, on_round=progress.show,
-                on_open=lambda session: print(_first_line(session), file=sys.stderr if as_json else sys.stdout),
+                on_open=None if as_json else lambda session: print(f"clients train {session.clients.engine}\n"),
             )  # fmt: skip
     except BudgetRefused as refusal:
         kept = f" (the rounds before it are in {folder})" if folder.exists() else ""
@@ -133,11 +132,6 @@ class _Progress:
         if metrics["validation_accuracy"] is not None:
             note += f"  accuracy {100 * metrics['validation_accuracy']:.1f} %"
         self.bar.update(self.task, completed=metrics["round"], note=note)
-
-
-def _first_line(session: "Session[Any]") -> str:
-    """Say how clients train, which decides how long a run takes."""
-    return f"clients train {session.clients.engine}\n"
 
 
 def _summary(finished: "Run") -> str:

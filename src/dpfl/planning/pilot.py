@@ -22,6 +22,7 @@ from dpfl.clients.uploads import Engine, Request, Uploads
 from dpfl.errors import BadInput, require_positive, suggestion
 from dpfl.federation import Records
 from dpfl.gradients.capabilities import capabilities_of
+from dpfl.models import Model
 from dpfl.orders import Gaussian, Laplace, Need, Order, Poisson, Question, RecordClip
 from dpfl.planning.bounds import Facts, begun, orders_of
 from dpfl.planning.public_proxy import StandIn, stand_in
@@ -234,7 +235,15 @@ class Stage:
 
 def trial(stage: Stage, system: PrivateSystem[Any], seed: int) -> float:
     """Train on the public records with the real problem's noise; return the loss on those held out."""
-    streams, held_out = Streams(seed), stage.public.held_out
+    model, reached = trained(stage, system, seed)
+    score = evaluate(model, reached, stage.public.held_out)
+    assert score is not None
+    return score.loss if math.isfinite(score.loss) else math.inf
+
+
+def trained(stage: Stage, system: PrivateSystem[Any], seed: int) -> tuple[Model, Tensor]:
+    """Return the model as it began, and the parameters [d] that it reached."""
+    streams = Streams(seed)
     model = replace_seed(stage.task, seed).model()
     facts = stage.task.facts(model)
     sampled = any(isinstance(order.batch, Poisson) for order in orders_of(system, begun(system, facts), 1).values())
@@ -243,14 +252,12 @@ def trial(stage: Stage, system: PrivateSystem[Any], seed: int) -> float:
     session = Session(
         system, problem_of(system, facts.sizes, model.dim, streams), model, PublicClients(trained, facts.sizes),
         Ledger(None, facts.sizes, system="pilot"),  # public records: nothing is promised of them
-        streams, PublicSplit(model, held_out),
+        streams, PublicSplit(model, stage.public.held_out),
     )  # fmt: skip
     state = session.begin()
     for reached, _ in walk(session, state):
         state = reached
-    score = evaluate(model, state.model, held_out)
-    assert score is not None
-    return score.loss if math.isfinite(score.loss) else math.inf
+    return model, state.model
 
 
 def replace_seed(task: Task, seed: int) -> Task:

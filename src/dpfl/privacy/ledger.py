@@ -103,11 +103,12 @@ class Ledger:
 
     def _write(self, releases: Mapping[int, Release | None]) -> Mapping[int, Release | None]:
         """Leave out those whose lifetime is spent and put the charges of the others on disk, as one."""
+        run = self.run  # which begins in a transaction of its own
         with self.books.transaction():
             if self.books.last_grant() != self._granted:  # the owner may change his mind at any time
                 self._read_grants()
             elif self._lifetime:  # other runs may have charged the same clients meanwhile
-                _pay_all(self._lifetime, self.books.charges_of_others(self.run, self._seen))
+                _pay_all(self._lifetime, self.books.charges_of_others(run, self._seen))
                 self._seen = self.books.last_charge()
             paid = {
                 client: release
@@ -120,7 +121,7 @@ class Ledger:
                     f" spent after {self._round} rounds of this run; let its owner grant more, or run with more noise"
                 )
             numbers = {client: None if one is None else self._number_of(one) for client, one in paid.items()}
-            self._charges = self.books.add_charges(self.run, self._round + 1, numbers)
+            self._charges = self.books.add_charges(run, self._round + 1, numbers)
         return paid
 
     def _read_grants(self) -> None:

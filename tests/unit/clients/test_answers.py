@@ -102,6 +102,6 @@ def test_a_client_larger_than_the_memory_is_asked_in_blocks() -> None:
 
     answers = Answers(Pool(data), room=1, rows=5, footprint=50, spread=spread)
     before, moved = model.weights(), uploads(model, range(6))
-    theirs = ReferenceClients(model, data, Streams(0)).answer(BOTH, before, moved, before)
+    theirs = ReferenceClients(model, data, Streams(0)).answer(BOTH, before, Separate(moved), before)
     assert_same({"loss": answers.losses(layers, before), "curvature": answers.curvatures(before, moved)}, theirs)
     assert max(seen) == 5

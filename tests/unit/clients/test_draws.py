@@ -179,7 +179,7 @@ def test_a_batch_that_has_no_room_is_told(room: int, monkeypatch: pytest.MonkeyP
 
 def test_a_batch_that_was_cut_is_not_forgotten_when_the_next_one_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpfl.clients.draws.room_for", lambda records, rate: 12)
-    draws = on_device(Streams(1), pool([40]), chunk([0], [0.3]), 1, 1)
+    draws = on_device(Streams(4), pool([40]), chunk([0], [0.3]), 1, 1)
     told = []
     for _ in range(20):
         draws.batch()

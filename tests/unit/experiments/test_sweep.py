@@ -205,14 +205,14 @@ def test_cells_that_only_end_at_other_rounds_are_one_training_and_find_what_each
 
 
 def test_what_a_budget_changes_in_a_round_stands_alone() -> None:
-    """Noise that is chosen for the rounds, what the server remembers, budgets of each client's own."""
+    """Noise that is chosen for the rounds, a mean over the last of them, budgets of each client's own."""
     given = DPSGDFedAvg(noise_multiplier=2.0, sampling_rate=0.1, delta=1e-5, epsilon=2.0)
     course = given.course
     assert course is not None
     assert course[0] == replace(given, rounds=99, epsilon=3.0, calibration="paper").course[0]
     assert course[0] != replace(given, lr=0.1).course[0]
     changes: list[dict[str, Any]] = [
-        {"noise_multiplier": None}, {"averaged": 0.5}, {"server_momentum": 0.5}, {"cohort": 2},
+        {"noise_multiplier": None}, {"averaged": 0.5}, {"cohort": 2},
         {"epsilon": (1.0, 2.0, 3.0, 4.0)}, {"local_steps": 10_000},
     ]  # fmt: skip
     for change in changes:

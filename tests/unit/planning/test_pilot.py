@@ -22,7 +22,7 @@ from dpfl.federation import Federation, Records
 from dpfl.planning import Constants, Facts, Task, make, pilot
 from dpfl.planning.ali_dpfl import affordable
 from dpfl.planning.bounds import round_noise
-from dpfl.planning.pilot import Stage, Trials, trial
+from dpfl.planning.pilot import Stage, Trials, trained, trial
 from dpfl.streams import Streams
 from dpfl.systems import PrivateSystem
 from dpfl.training import federation_of
@@ -130,19 +130,10 @@ def test_the_loss_is_on_public_records_that_nobody_trained_on() -> None:
 # (b) The noise on the model is the real problem's.
 
 
-def moved(monkeypatch: pytest.MonkeyPatch, stage: Stage, system: PrivateSystem, seed: int) -> torch.Tensor:
+def moved(stage: Stage, system: PrivateSystem, seed: int) -> torch.Tensor:
     """Return by how much a whole trial moves the model."""
-    models = []
-
-    def watch(model: Any, weights: torch.Tensor, records: Records) -> Any:
-        models.append(weights.clone())
-        return true(model, weights, records)
-
-    true = pilot.evaluate  # type: ignore[attr-defined]
-    with monkeypatch.context() as patch:
-        patch.setattr(pilot, "evaluate", watch)
-        trial(stage, system, seed)
-    return models[-1] - models[0]
+    model, reached = trained(stage, system, seed)
+    return reached - model.weights()
 
 
 NOISY: dict[str, tuple[str, dict[str, Any]]] = {
@@ -163,9 +154,7 @@ NOISY: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(
     ("kind", "partition"), [*((kind, "dirichlet:0.7") for kind in NOISY), ("step", "iid"), ("step, Poisson", "iid")]
 )
-def test_the_noise_of_a_trial_is_that_of_the_real_problem(
-    kind: str, partition: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_noise_of_a_trial_is_that_of_the_real_problem(kind: str, partition: str) -> None:
     name, given = NOISY[kind]
     of = task(name, partition=partition, **given)
     stage = Stage(of, time_limit=1.0, on_trial=None)
@@ -175,7 +164,7 @@ def test_the_noise_of_a_trial_is_that_of_the_real_problem(
         assert len(set(sizes)) > 1
     squares, expected = [], []
     for seed in range(1, 21 if "Laplace" not in kind else 41):
-        gone = moved(monkeypatch, stage, of.system, seed)
+        gone = moved(stage, of.system, seed)
         squares.append(float(gone.square().sum()))
         expected.append(of.system.rounds * round_noise(of.system, Facts(sizes, 650, Streams(seed))))
     assert np.mean(squares) == pytest.approx(np.mean(expected), rel=0.06)
@@ -315,12 +304,12 @@ def test_all_candidates_get_the_same_seeds(surface: Any) -> None:
     assert {1, 4, 8} < set(seeds) <= set(range(1, 9))
 
 
-def test_the_same_seed_is_the_same_noise_for_all_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_seed_is_the_same_noise_for_all_candidates() -> None:
     # The first of two rounds has the direction of a single one: half of all there is, and cos 45° = 0.71.
     of = task("udp", epsilon=0.01)
     stage = Stage(of, time_limit=1.0, on_trial=None)
     one, two, other = (
-        moved(monkeypatch, stage, replace(of.system, rounds=rounds), seed) for rounds, seed in ((1, 1), (2, 1), (2, 2))
+        moved(stage, replace(of.system, rounds=rounds), seed) for rounds, seed in ((1, 1), (2, 1), (2, 2))
     )
     alike = [float(torch.nn.functional.cosine_similarity(one, second, dim=0)) for second in (two, other)]
     assert alike[0] == pytest.approx(0.71, abs=0.12)

@@ -216,7 +216,7 @@ def test_books_in_which_nobody_was_charged() -> None:
     books = Books()
     assert state(books) == {"ledger": None, "runs": [], "grants": [], "clients": []}
     assert text(state(books)).endswith("nobody has been charged yet")
-    charged(books)  # a run that ended before its first round
+    assert charged(books).run.name  # a run that ended before its first round
     assert lines(books) == []
     assert ": 1 run\n" in text(state(books))
 
