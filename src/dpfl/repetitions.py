@@ -8,28 +8,35 @@ trainings are one cohort: for small models twenty trainings take little longer t
 import math
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from dpfl import run_folder
+from dpfl.averages import standard_error
 from dpfl.clients.backends import make_clients
+from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.repeated import RepeatedClients, perform_together
 from dpfl.clients.stacked import StackedClients
+from dpfl.config import Config
 from dpfl.errors import BadInput, require_count
 from dpfl.federation import Federation, Records
+from dpfl.gradients.capabilities import Capabilities
 from dpfl.models import Loss
-from dpfl.precision import Precision, products
+from dpfl.precision import products
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
-from dpfl.round import ask, combine
+from dpfl.round import Outcome, ask, combine
 from dpfl.server.evaluation import PublicSplit, Score, evaluate
-from dpfl.session import Session, problem_of
+from dpfl.session import OnUploads, Session, problem_of
+from dpfl.settings import TrainSettings, read, takes
 from dpfl.streams import Streams
 from dpfl.systems import State, System
-from dpfl.training import as_device, as_model
+from dpfl.training import OnOpen, OnRound, as_device, as_model, metrics_of, settings_of
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,15 @@ class Repetitions:
     certificate: Certificate  # of each
     seconds: float  # for all trainings of all budgets
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON; what is not finite is null."""
+        plain = {
+            "epsilon": self.epsilon, "losses": self.losses, "accuracies": self.accuracies,
+            "validation_losses": self.validation_losses, "history": [asdict(look) for look in self.history],
+            "seconds": self.seconds, "certificate": self.certificate.to_dict(),
+        }  # fmt: skip
+        return cast(dict[str, Any], _finite(plain))
+
     @property
     def loss(self) -> tuple[float, float]:
         """Return the mean of the losses and its standard error."""
@@ -64,6 +80,7 @@ class Repetitions:
         return None if self.accuracies is None else _mean(self.accuracies)
 
 
+@takes(TrainSettings)
 def repeat(
     system: System[Any],
     federation: Federation,
@@ -72,38 +89,45 @@ def repeat(
     repetitions: int = 20,
     epsilons: Sequence[float] | None = None,
     loss: Loss | None = None,
-    seed: int | None = None,
-    device: str = "cpu",
-    precision: Precision = "float32",
     evaluate_every: int | None = None,
+    evaluate_after: Collection[int] = (),
+    out: str | Path | None = None,
+    force: bool = False,
+    on_open: OnOpen | None = None,
+    on_round: OnRound | None = None,
+    on_uploads: OnUploads | None = None,
+    **settings: Any,
 ) -> list[Repetitions]:
     """Train many times over the same clients, and return what came of it for each budget.
 
+    It takes what `train` takes, but for clients of one's own and for a ledger that others share.
+
     epsilons: budgets to train with; the system's own if left out.
-    seed: repeats everything bit for bit, noise included; None draws from the operating system.
     evaluate_every: rounds between looks at the test split; None for one look, after the last.
+    out: folder for what came of it; an existing one is refused unless `force`.
+    on_open, on_round: called for each budget; metrics are means over its repetitions.
 
     Raises BadInput for a system that watches its training: its repetitions would go different ways.
     """
     require_count("repetitions", repetitions, "train at least once")
-    if not repeatable(system):
-        raise BadInput(
-            f"system must order the same in every repetition, but {system.name} follows its training; train it several"
-            " times instead, with a seed each"
-        )
-    if epsilons is not None and not hasattr(system, "epsilon"):
-        raise BadInput(f"epsilons must be left out for {system.name}, which promises nothing; leave them out")
+    chosen = read(TrainSettings, settings, by="repeat")
+    _require_repeatable(system, epsilons, chosen)
     systems = [system] if epsilons is None else [_with_epsilon(system, epsilon) for epsilon in epsilons]
-    target, shared = as_device(device), Streams(seed)
+    target, shared = as_device(chosen.device), Streams(chosen.seed)
     own = [shared.part("repetition", number) for number in range(repetitions)]
     learners = [as_model(model, loss, federation, streams) for streams in own]
     learner = learners[0]
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        run_folder.claim(folder, force=force)
     learner.module.to(target)
     validation, test = federation.validation.to(target), federation.test.to(target)
     records = tuple(records.to(target) for records in federation.clients)
     public = validation if len(validation) else test
-    clients = make_clients("stacked", learner, records, shared, public=public)
-    assert isinstance(clients, StackedClients)
+    clients = make_clients(chosen.backend, learner, records, shared, public=public, drawn_by=chosen.draws)
+    if isinstance(clients, ReferenceClients):  # in turn, as any model of unknown layers is
+        capable = Capabilities.none(learner, public, "the reference client was asked for")
+        clients = StackedClients(learner, records, shared, capabilities=replace(capable, cost=None))
 
     started = time.perf_counter()
     starts = torch.stack([one.weights().to(target) for one in learners])
@@ -111,22 +135,49 @@ def repeat(
     for place, budgeted in enumerate(systems):
         streams = own if len(systems) == 1 else [stream.part("budget", place) for stream in own]
         ledger = Ledger(
-            budgeted.promise(federation.sizes), federation.sizes, system=budgeted.name, seeded=seed is not None
+            budgeted.promise(federation.sizes), federation.sizes, system=budgeted.name, seeded=shared.seeded
         )
         session = Session(
             budgeted, problem_of(budgeted, federation.sizes, learner.dim, shared), learner,
             RepeatedClients(clients, streams), ledger, shared.part("server", place), PublicSplit(learner, validation),
+            on_uploads,
         )  # fmt: skip
         trainings.append(_Training(session, session.begin(starts)))
-    with products(precision):
+    if on_open is not None:
+        for one in trainings:
+            on_open(one.session)
+    with products(chosen.precision):
         while going := [one for one in trainings if one.state.round < one.state.rounds]:
-            _play_together(going)
-            for one in going:
+            outcomes = _play_together(going)
+            for one, outcome in zip(going, outcomes, strict=True):
                 at = one.state.round
-                if at == one.state.rounds or (evaluate_every is not None and at % evaluate_every == 0):
+                every = evaluate_every is not None and at % evaluate_every == 0
+                if at == one.state.rounds or every or at in evaluate_after:
                     one.look(test)
+                if on_round is not None:
+                    on_round(metrics_of(at, outcome, None, one.seen_at(at)))
     seconds = time.perf_counter() - started
-    return [one.finish(validation, seconds) for one in trainings]
+    results = [one.finish(validation, seconds) for one in trainings]
+    if folder is not None:
+        config = Config(system, settings_of(federation, **asdict(chosen) | {"model": learner.name}))
+        run_folder.create(folder, config.to_toml())
+        run_folder.write_json(folder, "repetitions.json", {"budgets": [result.to_dict() for result in results]})
+    return results
+
+
+def _require_repeatable(system: System[Any], epsilons: Sequence[float] | None, chosen: TrainSettings) -> None:
+    if not repeatable(system):
+        raise BadInput(
+            f"system must order the same in every repetition, but {system.name} follows its training; train it several"
+            " times instead, with a seed each"
+        )
+    if epsilons is not None and not hasattr(system, "epsilon"):
+        raise BadInput(f"epsilons must be left out for {system.name}, which promises nothing; leave them out")
+    if chosen.ledger is not None:
+        raise BadInput(
+            f"ledger must be left out for repetitions, was {chosen.ledger!r}: each of them would spend the budgets of"
+            " the same people again, and they are simulations; train once with it"
+        )
 
 
 class _Training:
@@ -142,6 +193,14 @@ class _Training:
         rates = [score.accuracy for score in scores if score.accuracy is not None]
         self.history.append(Look(self.state.round, [score.loss for score in scores], rates or None))
 
+    def seen_at(self, round: int) -> Score | None:
+        """Return the mean score of all repetitions after a round, if somebody looked."""
+        last = self.history[-1] if self.history else None
+        if last is None or last.round != round:
+            return None
+        rates = last.accuracies
+        return Score(statistics.fmean(last.losses), None if rates is None else statistics.fmean(rates))
+
     def finish(self, validation: Records, seconds: float) -> Repetitions:
         """Close the books and say what came of it."""
         last, ledger = self.history[-1], self.session.ledger
@@ -156,13 +215,16 @@ class _Training:
         return [score for score in scores if score is not None]
 
 
-def _play_together(trainings: Sequence[_Training]) -> None:
+def _play_together(trainings: Sequence[_Training]) -> list[Outcome]:
     """Play a round of each, all their clients as one cohort."""
     requests = [ask(one.session, one.state) for one in trainings]
     clients = [cast(RepeatedClients, one.session.clients) for one in trainings]
     sums = perform_together(clients, requests)
+    outcomes = []
     for one, request, uploads in zip(trainings, requests, sums, strict=True):
-        one.state, _ = combine(one.session, one.state, request, uploads)
+        one.state, outcome = combine(one.session, one.state, request, uploads)
+        outcomes.append(outcome)
+    return outcomes
 
 
 def repeatable(system: System[Any]) -> bool:
@@ -175,6 +237,13 @@ def _with_epsilon(system: System[Any], epsilon: float) -> System[Any]:
     return replace(system, **options)
 
 
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _mean(values: Sequence[float]) -> tuple[float, float]:
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return statistics.fmean(values), error
+    return statistics.fmean(values), standard_error(values) or 0.0

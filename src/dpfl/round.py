@@ -62,7 +62,7 @@ def combine(session: Session[S], state: S, request: Request, uploads: Uploads) -
         uploads=uploads.by_client if isinstance(uploads, Separate) else {},
         answers=session.clients.answer(questions_in(needs), state.model, uploads, model),
     )
-    spent = (state.spent | set(request.refused)) - request.charged.keys()
+    spent = state.spent.union(request.refused).difference(request.charged)
     after = replace(state, model=model, round=request.round, server=memory, spent=spent)
     paid = {client: receipt.order for client, receipt in request.charged.items()}
     return system.adapt(after, feedback), Outcome(paid, request.refused, score)  # the next round may be different

@@ -212,7 +212,7 @@ def train(
                 due = looked_at or state.round >= state.rounds or system.until_spent
                 known = outcome.public or (evaluate(learner, state.model, validation) if due else None)
                 reported = evaluate(learner, state.model, test) if due else None
-                history.append(_metrics(state.round, outcome, known, reported))
+                history.append(metrics_of(state.round, outcome, known, reported))
                 if folder is not None:
                     run_folder.append_metrics(folder, dict(history[-1]))
                 if on_round is not None:
@@ -273,7 +273,7 @@ def as_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _metrics(round: int, outcome: Outcome, public: Score | None, test: Score | None) -> RoundMetrics:
+def metrics_of(round: int, outcome: Outcome, public: Score | None, test: Score | None) -> RoundMetrics:
     """Return one line of the log."""
     orders = list(outcome.orders.values())
     stds = [order.noise.std for order in orders if isinstance(order.noise, Gaussian)]

@@ -12,7 +12,7 @@ from dpfl.config import Config
 from dpfl.errors import BadInput, suggestion
 from dpfl.options import option_names
 from dpfl.settings import COMPARED, Settings
-from dpfl.systems import SYSTEMS
+from dpfl.systems import SYSTEMS, System
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,23 @@ def contenders(names: Sequence[str], given: Mapping[str, Any]) -> list[Contender
             )
     _require_shared(read)
     return read
+
+
+def as_contenders(given: Sequence[Contender | System[Any] | str]) -> list[Contender]:
+    """Take contenders as they are, systems on the usual data, and names as the command line does."""
+    made = [
+        contender
+        for entry in given
+        for contender in (
+            contenders([entry], {})
+            if isinstance(entry, str)
+            else [Contender(entry.name, Config(entry, Settings()), {}) if isinstance(entry, System) else entry]
+        )
+    ]
+    if not made:
+        raise BadInput("at least one config or system must be named to compare, none was; name two or more")
+    _require_shared(made)
+    return made
 
 
 def _require_search(label: str, search: Any, config: Config) -> None:

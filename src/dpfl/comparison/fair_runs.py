@@ -15,7 +15,7 @@ from typing import Any
 
 from dpfl import run_folder
 from dpfl.averages import standard_error
-from dpfl.comparison.contender import Contender
+from dpfl.comparison.contender import Contender, as_contenders
 from dpfl.config import Config
 from dpfl.errors import BadInput, require_count
 from dpfl.privacy.budget import Budget
@@ -24,7 +24,7 @@ from dpfl.rehearsal import at_true_epsilon, is_true
 from dpfl.report.comparison import save, text
 from dpfl.settings import COMPARED
 from dpfl.streams import Streams
-from dpfl.systems import PrivateSystem
+from dpfl.systems import PrivateSystem, System
 from dpfl.training import Run, federation_of, run
 
 OnRun = Callable[[str, int], None]  # told before each run: whose, and with which seed
@@ -88,7 +88,7 @@ class Comparison:
 
 
 def compare(
-    contenders: Sequence[Contender],
+    contenders: Sequence[Contender | System[Any] | str],
     *,
     seeds: int = 3,
     epsilon: float | None = None,
@@ -98,16 +98,18 @@ def compare(
 ) -> Comparison:
     """Run every contender with seeds 1 to `seeds` at the same true (ε, δ) against the server.
 
+    contenders: what `dpfl.contenders` reads, or systems and names of systems, on the usual data.
     epsilon: the target; None for what all of them promise, where that is the same.
     delta: likewise; each system keeps its own where it is None.
     out: a new folder for the table, the plot and every run.
     """
     require_count("seeds", seeds, "use at least 2 for a standard error")
-    target = _common_epsilon(contenders) if epsilon is None else Budget(epsilon, 0.5).epsilon
+    compared = as_contenders(contenders)
+    target = _common_epsilon(compared) if epsilon is None else Budget(epsilon, 0.5).epsilon
     if out is not None:
         run_folder.claim(out, force=False)
     results = []
-    for contender in contenders:
+    for contender in compared:
         tried = []
         for choice, config in contender.candidates():
             name = "-".join([contender.label, *(f"{key}={value}" for key, value in choice.items())])
@@ -119,7 +121,7 @@ def compare(
                 runs.append(run(fair, out=None if out is None else out / name / f"seed-{seed}"))
             tried.append(Result(contender.label, config, choice, tuple(runs)))
         results.append(min(tried, key=_public_loss))
-    shared = {key: getattr(contenders[0].config.settings, key) for key in COMPARED}
+    shared = {key: getattr(compared[0].config.settings, key) for key in COMPARED}
     whole = Comparison(target, delta, seeds, shared, tuple(results), out)
     if out is not None:
         save(whole.to_dict(), out)

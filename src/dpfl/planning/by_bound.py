@@ -111,6 +111,12 @@ def plan_by_bound(task: Task, *, form: Form = "general", constants: Constants | 
             f"system must be one whose paper gives a bound ({', '.join(PLANNERS)}), was {task.system.name!r}; use"
             " --method pilot"
         )
+    if not task.system.optimiser.plain:
+        raise Void(
+            f"server_optimiser must be plain averaging for the bound of {task.system.name}, which knows no other"
+            f" server, was {task.system.server_optimiser!r} with server_lr, server_momentum or averaged; leave them"
+            " out, or use --method pilot"
+        )
     planner = PLANNERS[task.system.name]
     model = task.model()
     facts = task.facts(model)

@@ -15,6 +15,18 @@ _ACCOUNTANTS: dict[str, Accountant] = {"tight": tight, "rdp": renyi.epsilon, "pa
 Found = dict[str, Any]  # tight, rdp, paper: a number, or None where there is no such formula or no finite answer
 
 
+def account(**numbers: Any) -> dict[str, Found]:
+    """Return what `dpfl account --json` prints: the one that is missing, by three accountants.
+
+    Takes what `answer` takes.
+
+    >>> account(noise_multiplier=10.0, epsilon=0.5, mechanism="laplace")
+    {'steps': {'tight': 5, 'rdp': 5, 'paper': 5}}
+    """
+    question, found = answer(**numbers)
+    return {question: found}
+
+
 def answer(
     *,
     noise_multiplier: float | None = None,

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from dpfl.systems.system import S as S
     from dpfl.systems.system import State as State
     from dpfl.systems.system import System as System
+    from dpfl.systems.system import planned_replies as planned_replies
     from dpfl.systems.system import questions_in as questions_in
     from dpfl.systems.udp import UDP as UDP
 
 _HOMES = {kind: home(name) for name, kind in OWN.items()} | dict.fromkeys(
-    ("Feedback", "PrivateSystem", "Problem", "S", "State", "System", "questions_in"), "system"
+    ("Feedback", "PrivateSystem", "Problem", "S", "State", "System", "planned_replies", "questions_in"), "system"
 )
 
 __all__ = ["SYSTEMS", *_HOMES]
