@@ -4,9 +4,14 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
+from dpfl.clients.draws import own_stream
+from dpfl.clients.uploads import Request
 from dpfl.errors import BadInput
+from dpfl.orders import Order
+from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams
 from grids import each
 
@@ -44,6 +49,33 @@ def test_without_a_seed_no_two_runs_share_noise() -> None:
     assert (draw(None) != draw(None)).all()
     assert not Streams(None).seeded
     assert Streams(0).seeded
+
+
+def test_two_roots_and_the_keys_of_clients_are_apart() -> None:
+    streams = Streams(5)
+    roots = [streams.public, streams.secret, streams.of(0), streams.of(1), streams.part("repetition", 0).secret]
+    drawn = [root.generator("noise", client=0, round=1).standard_normal(2000) for root in roots]
+    for one, other in itertools.combinations(drawn, 2):
+        assert abs(np.corrcoef(one, other)[0, 1]) * np.sqrt(2000) < 4.5
+    assert len({root.key for root in roots}) == len(roots)
+    # What may be written down tells nothing of what may not: without a seed the two are drawn apart.
+    one, other = Streams(None), Streams(None)
+    assert len({one.public.key, one.secret.key, other.public.key, other.secret.key}) == 4
+    assert "key" not in repr(one.secret)
+
+
+def test_a_clients_noise_is_a_function_of_its_key_the_run_the_round_and_the_order() -> None:
+    def noise(streams: Streams, client: int = 0, run: str = "a", round: int = 1, rate: float = 0.5) -> list[float]:
+        paid = {i: Charged(Order(steps=1, learning_rate=rate), 3) for i in {0, client}}
+        asked = Request(run, round, paid, (), torch.zeros(1), dict.fromkeys(paid, 1.0))
+        return own_stream(streams, "noise", client, asked).standard_normal(3).tolist()
+
+    real, simulated = Streams(None), Streams(1)
+    assert noise(real) == noise(real)
+    different = [noise(real, client=1), noise(real, run="b"), noise(real, round=2), noise(real, rate=0.5 + 1e-12)]
+    assert all(one != noise(real) for one in different)
+    assert noise(simulated, rate=0.6) == noise(simulated)  # where nobody subtracts, candidates can be compared
+    assert noise(simulated, client=1) != noise(simulated)
 
 
 def test_neighbouring_streams_are_uniform_together() -> None:
