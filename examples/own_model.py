@@ -18,7 +18,7 @@ features = rng.normal(size=(4000, 6)) + np.outer(2 * labels - 1, [0.8, -0.6, 0.4
 # Part of them becomes the public validation split and the test split; the rest is shared out among the banks.
 banks = dpfl.federate((features, labels), clients=5, sizes=(300, 400, 500, 600, 700), seed=0)
 
-# Any module without BatchNorm, and any loss that is a mean over records. Its first weights are yours to choose.
+# Any module without BatchNorm, and any loss that is a mean over records. Its first parameters are yours to choose.
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
 

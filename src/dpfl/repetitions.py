@@ -130,7 +130,7 @@ def repeat(
         clients = StackedClients(learner, records, shared, capabilities=replace(capable, cost=None))
 
     started = time.perf_counter()
-    starts = torch.stack([one.weights().to(target) for one in learners])
+    starts = torch.stack([one.vector().to(target) for one in learners])
     trainings = []
     for place, budgeted in enumerate(systems):
         streams = own if len(systems) == 1 else [stream.part("budget", place) for stream in own]

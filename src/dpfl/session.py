@@ -77,7 +77,7 @@ class Session(Generic[S]):
 
         model: what it starts from; the model's own parameters if left out.
         """
-        start = self.model.weights() if model is None else model
+        start = self.model.vector() if model is None else model
         needs = self.system.needs
         score = self.public.score(start, 0) if "public loss" in needs else None
         answers = self.clients.answer(questions_in(needs), start, Separate({}), start)

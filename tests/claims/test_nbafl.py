@@ -2,7 +2,7 @@
 
 The paper prints neither L, m, C nor the local optimiser. With m = 128 records a client, all L = R = 25 uploads exposed,
 C = 10 and five local steps at rate 0.5 its ε = 50 and 100 differ; with a thousand records a client nothing does. What
-the claims need is noise that matters: σ_U = cL·2C/(mε) is 0.24 at ε = 50, beside weights of about 0.03.
+the claims need is noise that matters: σ_U = cL·2C/(mε) is 0.24 at ε = 50, beside parameters of about 0.03.
 """
 
 import pytest

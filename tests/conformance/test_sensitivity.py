@@ -221,20 +221,22 @@ def test_a_broken_record_cannot_break_the_bound(kind: type, poison: float, perfo
 # Deliberately wrong clients, each a mistake that shipped somewhere: the brute force must catch every one.
 
 
-def clips_the_batch(bound: RecordClip, model: Model, weights: Tensor, batch: Records, vectorised: bool) -> Tensor:
+def clips_the_batch(bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool) -> Tensor:
     """Clip the batch's mean gradient instead of each record's."""
-    return len(batch) * clip(model.gradient(weights, batch.x, batch.y), bound.clip_norm, bound.norm)
+    return len(batch) * clip(model.gradient(parameters, batch.x, batch.y), bound.clip_norm, bound.norm)
 
 
-def clips_each_coordinate(bound: RecordClip, model: Model, weights: Tensor, batch: Records, vectorised: bool) -> Tensor:
-    (gradients,) = model.record_gradients(weights, batch.x, batch.y, vectorised=vectorised)
+def clips_each_coordinate(
+    bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool
+) -> Tensor:
+    (gradients,) = model.record_gradients(parameters, batch.x, batch.y, vectorised=vectorised)
     return gradients.clamp(-bound.clip_norm, bound.clip_norm).sum(0)
 
 
 def divides_by_the_realised_size(
-    bound: RecordClip, model: Model, weights: Tensor, batch: Records, vectorised: bool
+    bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool
 ) -> Tensor:
-    total = right_sum(bound, model, weights, batch, vectorised)
+    total = right_sum(bound, model, parameters, batch, vectorised)
     return total / len(batch) * RECORDS * 0.4
 
 
@@ -245,21 +247,21 @@ right_sum = reference._sum_of_clipped
 
 
 def layers_clip_the_batch(
-    self: Layered, weights: Tensor, x: Tensor, y: Tensor, counts: Tensor, bound: tuple, clients: int, **options: bool
+    self: Layered, parameters: Tensor, x: Tensor, y: Tensor, counts: Tensor, bound: tuple, clients: int, **options: bool
 ) -> Tensor:
     rows = len(x) // 3
     shares = [slice(rows * i, rows * (i + 1)) for i in range(3)]
-    sums = [right_sums(self, weights, x[i], y[i], counts[i] / counts[i].amin(), None, 1, **options) for i in shares]
+    sums = [right_sums(self, parameters, x[i], y[i], counts[i] / counts[i].amin(), None, 1, **options) for i in shares]
     kept = [clip(one[0] / rows, float(bound[0][0]), bound[1]) * rows for one in sums]
     each = torch.stack([counts[i].amin() for i in shares])  # of the records of each client; none are gaps here
     return (each @ torch.stack(kept))[None] if clients == 1 else torch.stack(kept)
 
 
 def layers_clip_each_coordinate(
-    self: Layered, weights: Tensor, x: Tensor, y: Tensor, counts: Tensor, bound: tuple, clients: int, **options: bool
+    self: Layered, parameters: Tensor, x: Tensor, y: Tensor, counts: Tensor, bound: tuple, clients: int, **options: bool
 ) -> Tensor:
     gradients = torch.cat(
-        [right_sums(self, weights, x[i : i + 1], y[i : i + 1], None, None, 1, **options) for i in range(len(x))]
+        [right_sums(self, parameters, x[i : i + 1], y[i : i + 1], None, None, 1, **options) for i in range(len(x))]
     )
     clamped = gradients.clamp(-bound[0][0], bound[0][0])
     counts = torch.ones(len(x), dtype=torch.float64) if counts is None else counts
@@ -267,12 +269,12 @@ def layers_clip_each_coordinate(
 
 
 def layers_divide_by_the_realised_size(
-    self: Layered, weights: Tensor, x: Tensor, y: Tensor, counts: Tensor, bound: tuple, clients: int, **options: bool
+    self: Layered, parameters: Tensor, x: Tensor, y: Tensor, counts: Tensor, bound: tuple, clients: int, **options: bool
 ) -> Tensor:
     shares = counts.view(3, -1)
     realised = (shares != 0).sum(dim=1, keepdim=True)
     factor = (shares / realised * torch.tensor([[3], [RECORDS], [2]]) * 0.4).flatten()
-    return right_sums(self, weights, x, y, factor, bound, clients, **options)
+    return right_sums(self, parameters, x, y, factor, bound, clients, **options)
 
 
 right_sums = Layered.sums

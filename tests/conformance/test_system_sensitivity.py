@@ -162,7 +162,7 @@ def puppet() -> Model:
 
 @cache
 def linear() -> Model:
-    """Make a model whose gradient is −y·x at any weights, through a linear layer."""
+    """Make a model whose gradient is −y·x at any parameters, through a linear layer."""
     layer = nn.Linear(DIM, 1, bias=False, dtype=torch.float64)
     return Model(nn.Sequential(layer), lambda outputs, y: -outputs.squeeze(-1) * y)
 
@@ -170,7 +170,7 @@ def linear() -> Model:
 @cache
 def known(model: Model) -> Capabilities:
     """Ask once whether clients may train a model together."""
-    public, dtype = random_records(8, 0), model.weights().dtype
+    public, dtype = random_records(8, 0), model.vector().dtype
     found = capabilities_of(model, Records(public.x.to(dtype), public.y.to(dtype)))
     assert found.layers is not None
     return found
@@ -368,9 +368,9 @@ def clips_otherwise(monkeypatch: pytest.MonkeyPatch, otherwise: Callable[[Any, i
     right_rows, right_layers = local_steps.clip_rows, Layered.sums  # type: ignore[attr-defined]
 
     def layers(
-        self: Layered, weights: Tensor, x: Tensor, y: Tensor, counts: Any, bound: Any, *how: Any, **options: Any
+        self: Layered, parameters: Tensor, x: Tensor, y: Tensor, counts: Any, bound: Any, *how: Any, **options: Any
     ) -> Any:
-        return right_layers(self, weights, x, y, counts, bound and otherwise(*bound), *how, **options)
+        return right_layers(self, parameters, x, y, counts, bound and otherwise(*bound), *how, **options)
 
     monkeypatch.setattr(reference, "sum_of_clipped", lambda blocks, *bound: right_sum(blocks, *otherwise(*bound)))
     monkeypatch.setattr(reference, "clip", lambda vector, *bound: right_clip(vector, *otherwise(*bound)))
@@ -411,16 +411,16 @@ def test_a_client_that_divides_by_the_realised_batch_is_caught(
 ) -> None:
     right, right_layers = reference._sum_of_clipped, Layered.sums
 
-    def realised(bound: Any, model: Model, weights: Tensor, batch: Records, vectorised: bool) -> Tensor:
-        return right(bound, model, weights, batch, vectorised) / len(batch) * case.order.divisor(case.records)
+    def realised(bound: Any, model: Model, parameters: Tensor, batch: Records, vectorised: bool) -> Tensor:
+        return right(bound, model, parameters, batch, vectorised) / len(batch) * case.order.divisor(case.records)
 
     def layers(
-        self: Layered, weights: Tensor, x: Tensor, y: Tensor, counts: Tensor, *how: Any, **options: Any
+        self: Layered, parameters: Tensor, x: Tensor, y: Tensor, counts: Tensor, *how: Any, **options: Any
     ) -> Tensor:
         shares = counts.view(3, -1)  # of three clients as many rows each
         expected = torch.tensor([[case.order.divisor(n)] for n in (3, case.records, 2)], dtype=torch.float64)
         of_each = (shares / (shares != 0).sum(dim=1, keepdim=True) * expected).flatten()
-        return right_layers(self, weights, x, y, of_each, *how, **options)
+        return right_layers(self, parameters, x, y, of_each, *how, **options)
 
     how = {"model": linear(), "performs": performs, "coins": TakesAll}
     known(linear())

@@ -251,7 +251,7 @@ def federation(validation_share: float = 0.1) -> Federation:
 
 
 def module() -> nn.Module:
-    """Begin with the same weights whatever the seed of the run, so that seeds differ in what they draw alone."""
+    """Begin with the same parameters whatever the seed of the run, so that seeds differ in what they draw alone."""
     linear = nn.Linear(4, 3)
     with torch.no_grad():
         for parameter in linear.parameters():

@@ -46,7 +46,7 @@ def federation(sizes: Any = SIZES) -> Any:
 
 
 def linear() -> Any:
-    """w·x + b with the squared error, in double precision: the order of the weights is w₁, w₂, b."""
+    """w·x + b with the squared error, in double precision: the order of the parameters is w₁, w₂, b."""
     module = nn.Sequential(nn.Linear(2, 1)).double()
     model = Model(module, squared_error)
     model.load(torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64))

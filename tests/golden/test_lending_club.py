@@ -40,6 +40,6 @@ def test_variance_and_least_squares_are_those_of_the_first_replication(loans: An
     assert len(everything) == 42_535
     assert everything.var() == pytest.approx(13.9, abs=0.3)
 
-    weights = np.linalg.lstsq(np.column_stack([x, np.ones(len(x))]), y, rcond=None)[0]
-    error = np.mean((np.column_stack([test_x, np.ones(len(test_x))]) @ weights - test_y) ** 2)
+    parameters = np.linalg.lstsq(np.column_stack([x, np.ones(len(x))]), y, rcond=None)[0]
+    error = np.mean((np.column_stack([test_x, np.ones(len(test_x))]) @ parameters - test_y) ** 2)
     assert error == pytest.approx(7.7, abs=0.4)

@@ -42,7 +42,7 @@ def federation(sizes: Any = SIZES) -> Any:
 
 
 def linear() -> Any:
-    """w·x + b with the squared error, in double precision: the order of the weights is w₁, w₂, b."""
+    """w·x + b with the squared error, in double precision: the order of the parameters is w₁, w₂, b."""
     model = Model(nn.Sequential(nn.Linear(2, 1)).double(), squared_error)
     model.load(torch.from_numpy(START))
     return model

@@ -118,9 +118,9 @@ def test_steps_cost_the_same_however_they_are_split(
     accountant: Any, mechanism: Any, steps: Any, share: Any, delta: Any
 ) -> None:
     # Two mechanisms that differ in the last bit of their noise are the same to anybody but the books.
-    twin = replace(mechanism, multiplier=math.nextafter(mechanism.multiplier, math.inf))
+    alike = replace(mechanism, multiplier=math.nextafter(mechanism.multiplier, math.inf))
     first = min(steps - 1, max(1, round(share * steps)))
-    split = accountant({mechanism: first, twin: steps - first}, delta)
+    split = accountant({mechanism: first, alike: steps - first}, delta)
     # Distributions are cut where 1e-15 of their mass is left, once for each part: that shows where δ is small.
     assert split == pytest.approx(accountant({mechanism: steps}, delta), rel=1e-4, abs=1e-9)
 

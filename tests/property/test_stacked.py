@@ -43,7 +43,7 @@ def unhurried(examples: int) -> settings:  # a busy machine is no failure
     return settings(deadline=None, max_examples=examples, derandomize=derandomised, database=None)
 
 
-# The models. Each maps records of its own shape to a loss; all weights are drawn, so that no layer is zero.
+# The models. Each maps records of its own shape to a loss; all parameters are drawn, so that no layer is zero.
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Cohort:
         model, found = known_model(self.name, dtype)
         rng = np.random.default_rng(self.seed)
         records = tuple(records_of(KINDS[self.name], size, rng, dtype) for size in self.sizes)
-        broadcast, round = model.weights(), 2
+        broadcast, round = model.vector(), 2
         if kind is ReferenceClients:
             return uploads_of(ReferenceClients(model, records, Streams(self.seed)), self.charged, broadcast, round)
         clients = StackedClients(model, records, Streams(self.seed), capabilities=found)
@@ -259,7 +259,7 @@ def test_whoever_is_asked_for_a_sum_alone_knows_who_uploaded_and_nothing_else(co
     rng = np.random.default_rng(cohort.seed)
     records = tuple(records_of(KINDS[cohort.name], size, rng, torch.float64) for size in cohort.sizes)
     clients = StackedClients(model, records, Streams(1), capabilities=found)
-    uploads = clients.perform(request(cohort.charged, model.weights(), 1, cohort.weights))
+    uploads = clients.perform(request(cohort.charged, model.vector(), 1, cohort.weights))
     assert isinstance(uploads, Summed)
     assert sorted(uploads.clients) == sorted(cohort.charged)
 
@@ -280,7 +280,7 @@ def test_a_record_of_any_size_counts_as_much_as_the_clip_allows(
     order = Order(steps=1, learning_rate=1.0, clip=RecordClip(0.5, norm))
     charged = {0: Charged(order, 3), 1: Charged(order, 5)}
     clients, both = StackedClients(model, tuple(records), Streams(1), capabilities=found), {0: 1.0, 1: 1.0}
-    here = model.weights()
+    here = model.vector()
     upload = uploads_of(clients, charged, here)[0] if apart else sum_of(clients, charged, here, 1, both)
     bound = 0.5 if apart else 1.0  # a mean of gradients that are 0.5 long at most, of each client
     assert float(torch.linalg.vector_norm(upload.double(), ord=norm)) <= bound * (1 + 1e-5)
@@ -319,12 +319,12 @@ def test_gaps_never_count(loss: Any, clip: Any, steps: int, batch: Full | Poisso
     assert found.layers is not None
     order = Order(steps=steps, learning_rate=0.1, clip=clip, batch=batch)
     charged = {client: Charged(order, len(given[client])) for client in (1, 2)}
-    theirs = uploads_of(ReferenceClients(model, tuple(given), Streams(3)), charged, model.weights(), 1)
+    theirs = uploads_of(ReferenceClients(model, tuple(given), Streams(3)), charged, model.vector(), 1)
     clients = StackedClients(model, tuple(given), Streams(3), capabilities=found)
-    ours = uploads_of(clients, charged, model.weights(), 1)
+    ours = uploads_of(clients, charged, model.vector(), 1)
     for client in charged:
         assert_alike(ours[client], theirs[client], 1e-5)
-    total = sum_of(clients, charged, model.weights(), 1, {1: 1.0, 2: 1.0})
+    total = sum_of(clients, charged, model.vector(), 1, {1: 1.0, 2: 1.0})
     assert torch.isfinite(total).all()
     if isinstance(batch, Full):
         assert_alike(total, theirs[1] + theirs[2], 1e-5)

@@ -64,7 +64,7 @@ def uploads(order: Order, *, seed: int = 3, rounds: int = 1) -> np.ndarray:
     model = build("mlp", shape=federation.shape, classes=10, rng=Streams(0).public.generator("model"))
     clients = ReferenceClients(model, federation.clients, Streams(seed))
     charged = {client: Charged(order, size) for client, size in enumerate(federation.sizes)}
-    played = [uploads_of(clients, charged, model.weights(), round) for round in range(1, rounds + 1)]
+    played = [uploads_of(clients, charged, model.vector(), round) for round in range(1, rounds + 1)]
     return np.stack([np.stack([round[client].numpy() for client in range(10)]) for round in played])
 
 

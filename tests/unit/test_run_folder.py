@@ -19,7 +19,7 @@ def finished(tmp_path: Path) -> Path:
     run_folder.append_metrics(path, {"round": 1})
     run_folder.write_json(path, run_folder.CERTIFICATE, {"old": True})
     run_folder.write_json(path, run_folder.ENVIRONMENT, {"old": True})
-    (path / run_folder.MODEL).write_bytes(b"weights")
+    (path / run_folder.MODEL).write_bytes(b"parameters")
     (path / run_folder.LEDGER).write_bytes(b"charges")
     for name in run_folder.REPORT_FILES:
         (path / name).write_text("old report")

@@ -33,21 +33,21 @@ def tricks(*, device: str = "cpu", seconds: float = 1.0) -> dict[str, dict[str, 
 
 def _norms_from_layers(device: torch.device) -> Pair:
     problem, batch, layers = _batch("W3", device, 90)
-    model, weights = problem.model, problem.broadcast
+    model, parameters = problem.model, problem.broadcast
     norms = torch.ones(len(batch), device=device)
 
     def formed() -> object:
-        return sum_of_clipped(model.record_gradients(weights, batch.x, batch.y, vectorised=True), 1.0, 2)
+        return sum_of_clipped(model.record_gradients(parameters, batch.x, batch.y, vectorised=True), 1.0, 2)
 
-    return lambda: layers.sums(weights, batch.x, batch.y, None, (norms, 2), 1), formed
+    return lambda: layers.sums(parameters, batch.x, batch.y, None, (norms, 2), 1), formed
 
 
 def _channels_last(device: torch.device) -> Pair:
     problem, batch, layers = _batch("W2", device, 200)
-    weights = problem.broadcast
+    parameters = problem.broadcast
     return (
-        lambda: layers.sums(weights, batch.x, batch.y, None, None, 1),
-        lambda: problem.model.gradient(weights, batch.x, batch.y),
+        lambda: layers.sums(parameters, batch.x, batch.y, None, None, 1),
+        lambda: problem.model.gradient(parameters, batch.x, batch.y),
     )
 
 

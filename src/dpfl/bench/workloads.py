@@ -27,7 +27,7 @@ class Workload:
     cohort: int  # clients a round
     records: int  # a client's
     order: Order
-    flops: float  # of a record in a step: forward, and backward to weights and inputs (none for the first layer)
+    flops: float  # of a record in a step: forward, and backward to parameters and inputs (none for the first layer)
 
     @property
     def flops_a_round(self) -> float:
@@ -98,4 +98,4 @@ def draw(workload: Workload, device: torch.device | str = "cpu", *, seed: int = 
         y = torch.randint(0, workload.classes, (total,), generator=source).to(device)
     pieces = zip(torch.split(x, workload.records), torch.split(y, workload.records), strict=True)
     cohort = tuple(sorted(int(i) for i in torch.randperm(workload.clients, generator=source)[: workload.cohort]))
-    return DrawnWorkload(workload, model, tuple(Records(*piece) for piece in pieces), cohort, model.weights())
+    return DrawnWorkload(workload, model, tuple(Records(*piece) for piece in pieces), cohort, model.vector())

@@ -31,17 +31,17 @@ class Answers:
     footprint: int  # numbers that are held for a record
     spread: Spread
 
-    def losses(self, layers: Layered, weights: Tensor) -> dict[int, float]:
+    def losses(self, layers: Layered, vector: Tensor) -> dict[int, float]:
         """Return the mean loss of a model at every client."""
         model, pool = layers.model, self.pool
         model.module.eval()
-        parameters = model.split(weights)
+        parameters = model.split(vector)
         with torch.no_grad():
             blocks = [slice(start, min(start + self.rows, pool.gap)) for start in range(0, pool.gap, self.rows)]
-            each = [layers.losses(model.outputs(parameters, pool.x[some]), pool.y[some]).double() for some in blocks]
+            losses = [layers.losses(model.outputs(parameters, pool.x[some]), pool.y[some]).double() for some in blocks]
             sizes = torch.tensor(pool.sizes, device=pool.device)
-            means = torch.segment_reduce(torch.cat(each), "mean", lengths=sizes)
-            penalty = model.ridge / 2 * weights.double().square().sum() if model.ridge else 0.0
+            means = torch.segment_reduce(torch.cat(losses), "mean", lengths=sizes)
+            penalty = model.ridge / 2 * vector.double().square().sum() if model.ridge else 0.0
         return dict(enumerate((means + penalty).tolist()))
 
     def curvatures(self, before: Tensor, uploads: Mapping[int, Tensor]) -> dict[int, float]:
@@ -49,8 +49,9 @@ class Answers:
         clients = sorted(uploads)
         costs = [4 * before.numel() + self.pool.sizes[client] * self.footprint for client in clients]
         groups = [[clients[place] for place in places] for places in cut(self.room, costs)]
-        found = list(self.spread(partial(self._curvatures, before, uploads), groups))  # a GPU is not asked in between
-        return dict(sorted(zip(chain(*groups), chain(*(some.tolist() for some in found)), strict=True)))
+        # All are taken before the first is read: a GPU is not asked in between.
+        curvatures = list(self.spread(partial(self._curvatures, before, uploads), groups))
+        return dict(sorted(zip(chain(*groups), chain(*(some.tolist() for some in curvatures)), strict=True)))
 
     def _curvatures(self, before: Tensor, uploads: Mapping[int, Tensor], layers: Layered, clients: list[int]) -> Tensor:
         updates = torch.stack([uploads[client] for client in clients])
@@ -63,5 +64,5 @@ class Answers:
         layers.forget()
         sizes = torch.tensor([self.pool.sizes[client] for client in clients]).to(before)
         changed, moved = (torch.linalg.vector_norm(rows, dim=1) for rows in (there - here, updates))
-        found: Tensor = changed / sizes / moved
-        return found
+        curvatures: Tensor = changed / sizes / moved
+        return curvatures

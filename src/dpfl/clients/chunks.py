@@ -51,7 +51,7 @@ class Chunk:
     @property
     def sampling_rates(self) -> list[float]:
         """Return the rate of each client's Poisson batches."""
-        return [one.order.batch.sampling_rate for one in self.paid if isinstance(one.order.batch, Poisson)]
+        return [receipt.order.batch.sampling_rate for receipt in self.paid if isinstance(receipt.order.batch, Poisson)]
 
     def table(self, dtype: torch.dtype, weights: Mapping[int, float] | None = None) -> Tensor:
         """Return what differs among the clients as a table, on the host.
@@ -59,20 +59,21 @@ class Chunk:
         weights: how much each client's upload counts, where it is to be summed.
         """
         table = np.empty((len(self.paid), len(Columns._fields) - 1 + self.order.steps))
-        numbers = {id(one): _numbers_of(one) for one in {id(one): one for one in self.paid}.values()}
-        table[:] = _numbers_of(self.paid[0]) if self.alike else [numbers[id(one)] for one in self.paid]
+        receipts = {id(receipt): receipt for receipt in self.paid}
+        numbers = {number: _numbers_of(receipt) for number, receipt in receipts.items()}
+        table[:] = _numbers_of(self.paid[0]) if self.alike else [numbers[id(receipt)] for receipt in self.paid]
         if weights is not None:
             table[:, 0] = self._weighed(weights)
         return torch.from_numpy(table).to(dtype)
 
     def repeated(self, others: Sequence["Chunk"]) -> "Chunk":
         """Return a chunk in which each client stands as often as there are chunks of the same clients."""
-        paid = [one for column in zip(*(other.paid for other in others), strict=True) for one in column]
+        paid = [receipt for column in zip(*(other.paid for other in others), strict=True) for receipt in column]
         return Chunk([client for client in self.clients for _ in others], paid, times=len(others))
 
     def late_noise(self, weights: Mapping[int, float]) -> NDArray[np.float64]:
         """Return the size that the last noise of each client has in the weighted sum, [k]."""
-        sizes = _late_noise(self.paid[0]) if self.alike else np.array([_late_noise(one) for one in self.paid])
+        sizes = _late_noise(self.paid[0]) if self.alike else np.array([_late_noise(receipt) for receipt in self.paid])
         return self._weighed(weights) * sizes
 
     def _weighed(self, weights: Mapping[int, float]) -> NDArray[np.float64]:
@@ -119,14 +120,14 @@ def by_kind(charged: Mapping[int, Charged]) -> list[Chunk]:
     clients, paid = list(charged), list(charged.values())
     if paid and all(map(is_, paid, repeat(paid[0]))):  # many clients often share one receipt
         return [Chunk(clients, paid, alike=True)]
-    receipts = {id(one): one for one in paid}
-    kinds = {number: _kind(one.order) for number, one in receipts.items()}
+    receipts = {id(receipt): receipt for receipt in paid}
+    kinds = {number: _kind(receipt.order) for number, receipt in receipts.items()}
     if len(set(kinds.values())) == 1:
-        distinct = {(id(one.order), one.records) for one in receipts.values()}
+        distinct = {(id(receipt.order), receipt.records) for receipt in receipts.values()}
         return [Chunk(clients, paid, alike=len(distinct) == 1)]
     members: dict[tuple[object, ...], list[int]] = {}
-    for i, one in enumerate(paid):
-        members.setdefault(kinds[id(one)], []).append(i)
+    for i, receipt in enumerate(paid):
+        members.setdefault(kinds[id(receipt)], []).append(i)
     return [Chunk([clients[i] for i in some], [paid[i] for i in some]) for some in members.values()]
 
 

@@ -45,23 +45,23 @@ class LocalSteps:
         batch, noise: draw the next batch, and the next noise of size 1 for every client.
         late_noise: whether to add the noise on which nothing is trained any more: that on the last step or the upload.
         """
-        weights, before, records = broadcast, None, None
+        parameters, before, records = broadcast, None, None
         for step in range(order.steps):
             drawn = batch()
             if drawn is not before and self.moments is None:  # the records of a full batch are taken once
                 records = self.pool.take(drawn.rows)
             before = drawn
-            gradient = self._gradient(order, numbers, weights, drawn, records)
+            gradient = self._gradient(order, numbers, parameters, drawn, records)
             late = step == order.steps - 1 and has_late_noise(order)
             if order.noise is not None and order.noise_on == "step" and (late_noise or not late):
                 gradient = gradient + noise().to(gradient) * numbers.step_noise
             if order.proximal:
-                gradient = gradient + numbers.pulls * (weights - broadcast)
-            weights = weights - numbers.rates[:, step : step + 1] * gradient
+                gradient = gradient + numbers.pulls * (parameters - broadcast)
+            parameters = parameters - numbers.rates[:, step : step + 1] * gradient
         self.layers.forget()
         if isinstance(order.clip, ModelClip):
-            weights = clip_rows(weights, numbers.clip_norms[:, 0], order.clip.norm)
-        update = weights - broadcast
+            parameters = clip_rows(parameters, numbers.clip_norms[:, 0], order.clip.norm)
+        update = parameters - broadcast
         if order.noise is not None and order.noise_on == "upload" and late_noise:
             update = update + noise().to(update) * numbers.late_noise
         return update
@@ -79,27 +79,27 @@ class LocalSteps:
             updates = self.updates(order, numbers, broadcast, batch, noise, late_noise=False)
             return numbers.weights[:, 0] @ updates
         # One step from one model, where nothing pulls yet, is −η_i·gradient_i.
-        each, drawn = -numbers.weights * numbers.rates, batch()
+        factors, drawn = -numbers.weights * numbers.rates, batch()
         if is_one_batch(order) and self.moments is None:
             # Then Σ_i p_i·(−η_i/m_i)·Σ_r clipped gradient is a sum over all records of all clients.
-            each = each / numbers.divisors
-            total = self._sums(order, numbers, broadcast, drawn, self.pool.take(drawn.rows), each)[0]
+            factors = factors / numbers.divisors
+            total = self._sums(order, numbers, broadcast, drawn, self.pool.take(drawn.rows), factors)[0]
         else:
             records = self.pool.take(drawn.rows) if self.moments is None else None
-            total = each[:, 0] @ self._gradient(order, numbers, broadcast, drawn, records)
+            total = factors[:, 0] @ self._gradient(order, numbers, broadcast, drawn, records)
         self.layers.forget()
         return total
 
     def _gradient(
-        self, order: Order, numbers: Columns, weights: Tensor, batch: Batch, records: Records | None
+        self, order: Order, numbers: Columns, parameters: Tensor, batch: Batch, records: Records | None
     ) -> Tensor:
         """Return what a step follows, [k, d]: clipped, and divided by the expected number of records."""
         if records is not None:
-            total = self._sums(order, numbers, weights, batch, records)
+            total = self._sums(order, numbers, parameters, batch, records)
         else:
             assert self.moments is not None
             assert isinstance(batch.rows, Tensor)  # the clients themselves
-            total = self.moments.sums(weights, batch.rows)
+            total = self.moments.sums(parameters, batch.rows)
         gradient = total / numbers.divisors
         if isinstance(order.clip, ClientClip):
             return clip_rows(gradient, numbers.clip_norms[:, 0], order.clip.norm)
@@ -109,38 +109,38 @@ class LocalSteps:
         self,
         order: Order,
         numbers: Columns,
-        weights: Tensor,
+        parameters: Tensor,
         batch: Batch,
         records: Records,
-        each: Tensor | None = None,
+        factors: Tensor | None = None,
     ) -> Tensor:
         """Return Σ_r gradient of record r, clipped if so ordered, for each client [k, d].
 
-        each: [k, 1], how much the records of each client count in one sum over all clients, [1, d].
+        factors: [k, 1], how much the records of each client count in one sum over all clients, [1, d].
         """
         clients, count = len(numbers.divisors), len(records)
-        sums = 1 if each is not None else clients
+        sums = 1 if factors is not None else clients
         if count == 0:
-            return weights.new_zeros(sums, weights.shape[-1])
+            return parameters.new_zeros(sums, parameters.shape[-1])
         counts = batch.real
-        if each is not None:
-            spread = each.expand(-1, count // clients).flatten()
+        if factors is not None:
+            spread = factors.expand(-1, count // clients).flatten()
             counts = spread if counts is None else spread * counts
         bound = powers = None
         if isinstance(order.clip, RecordClip):
             bound = numbers.clip_norms.expand(-1, count // clients).flatten(), order.clip.norm
             powers = partial(self.pool.powers, order.clip.norm, batch.rows)
         careful = self.careful or (bound is None and isinstance(order.batch, Poisson))  # whose gaps are zeros
-        if weights.ndim == 1 and sums > 1 and weights.is_cuda:
-            weights = weights.expand(clients, -1)  # with sums apart, batched products are faster from the start
+        if parameters.ndim == 1 and sums > 1 and parameters.is_cuda:
+            parameters = parameters.expand(clients, -1)  # with sums apart, batched products are faster from the start
         return sums_of(
-            self.layers, weights, records, counts, sums, self.rows, bound=bound, powers=powers, careful=careful
+            self.layers, parameters, records, counts, sums, self.rows, bound=bound, powers=powers, careful=careful
         )
 
 
 def sums_of(
     layers: Layered,
-    weights: Tensor,
+    parameters: Tensor,
     records: Records,
     counts: Tensor | None,
     clients: int,
@@ -152,9 +152,9 @@ def sums_of(
 ) -> Tensor:
     """Return each client's sum over its records [clients, d], one client's so many at a time: it may exceed the memory.
 
-    weights, counts, clients, bound, powers, careful: as the layers take them.
+    parameters, counts, clients, bound, powers, careful: as the layers take them.
     """
-    shared = weights[0] if weights.ndim == 2 and len(weights) == 1 else weights
+    shared = parameters[0] if parameters.ndim == 2 and len(parameters) == 1 else parameters
     if clients > 1 or len(records) <= rows:
         return layers.sums(shared, records.x, records.y, counts, bound, clients, powers=powers, careful=careful)
     total = shared.new_zeros(1, len(shared))

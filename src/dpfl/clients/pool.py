@@ -31,10 +31,10 @@ class Pool:
     """
 
     def __init__(self, records: Sequence[Records]) -> None:
-        self.sizes = [len(one) for one in records]
+        self.sizes = [len(its) for its in records]
         *self.starts, self.gap = accumulate(self.sizes, initial=0)
-        self.x = torch.cat([*(one.x for one in records), records[0].x.new_zeros(1, *records[0].x.shape[1:])])
-        self.y = torch.cat([*(one.y for one in records), records[0].y.new_zeros(1, *records[0].y.shape[1:])])
+        self.x = torch.cat([*(its.x for its in records), records[0].x.new_zeros(1, *records[0].x.shape[1:])])
+        self.y = torch.cat([*(its.y for its in records), records[0].y.new_zeros(1, *records[0].y.shape[1:])])
         self.device, self.longest = self.x.device, max(self.sizes)
         self._powers: dict[Norm, Tensor] = {}
 

@@ -88,8 +88,8 @@ class ReferenceClients:
         return {question: {client: tell[question](client) for client in asked[question]} for question in questions}
 
     @torch.no_grad()
-    def _loss(self, weights: Tensor, records: Records) -> float:
-        return self.model.mean_loss(self.model.split(weights), records.x, records.y).item()
+    def _loss(self, parameters: Tensor, records: Records) -> float:
+        return self.model.mean_loss(self.model.split(parameters), records.x, records.y).item()
 
     def _curvature(self, broadcast: Tensor, update: Tensor, records: Records) -> float:
         """Return ‖∇F(w + update) − ∇F(w)‖/‖update‖."""
@@ -112,14 +112,14 @@ def perform(
     batches, noise: the generators that choose records and draw noise.
     """
     order = charged.order
-    weights = broadcast
+    parameters = broadcast
     for rate in order.learning_rates:
         batch = _draw(order.batch, records, batches)
-        gradient = _clipped_gradient(charged, model, weights, batch, noise, vectorised)
-        weights = weights - rate * (gradient + order.proximal * (weights - broadcast))
+        gradient = _clipped_gradient(charged, model, parameters, batch, noise, vectorised)
+        parameters = parameters - rate * (gradient + order.proximal * (parameters - broadcast))
     if isinstance(order.clip, ModelClip):
-        weights = clip(weights, order.clip.clip_norm, order.clip.norm)
-    update = weights - broadcast
+        parameters = clip(parameters, order.clip.clip_norm, order.clip.norm)
+    update = parameters - broadcast
     if order.noise is not None and order.noise_on == "upload":
         update = add_noise(update, order.noise, noise)
     return update
@@ -133,7 +133,7 @@ def _draw(batch: Full | Poisson, records: Records, rng: Generator) -> Records:
 
 
 def _clipped_gradient(
-    charged: Charged, model: Model, weights: Tensor, batch: Records, rng: Generator, vectorised: bool
+    charged: Charged, model: Model, parameters: Tensor, batch: Records, rng: Generator, vectorised: bool
 ) -> Tensor:
     """Return the gradient that one step follows: clipped, noised where the order says so, and averaged.
 
@@ -145,22 +145,22 @@ def _clipped_gradient(
     step_noise = order.noise if order.noise_on == "step" else None
 
     if isinstance(order.clip, RecordClip):
-        total = _sum_of_clipped(order.clip, model, weights, batch, vectorised)
+        total = _sum_of_clipped(order.clip, model, parameters, batch, vectorised)
         return (total if step_noise is None else add_noise(total, step_noise, rng)) / expected
 
-    gradient = torch.zeros_like(weights)
+    gradient = torch.zeros_like(parameters)
     if len(batch):
-        gradient = model.gradient(weights, batch.x, batch.y) * (len(batch) / expected)
+        gradient = model.gradient(parameters, batch.x, batch.y) * (len(batch) / expected)
     if isinstance(order.clip, ClientClip):
         gradient = clip(gradient, order.clip.clip_norm, order.clip.norm)
     return gradient if step_noise is None else add_noise(gradient, step_noise, rng)
 
 
-def _sum_of_clipped(bound: RecordClip, model: Model, weights: Tensor, batch: Records, vectorised: bool) -> Tensor:
-    total = torch.zeros_like(weights)
+def _sum_of_clipped(bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool) -> Tensor:
+    total = torch.zeros_like(parameters)
     rows = max(1, _GRADIENT_ENTRIES // model.dim)
     for start in range(0, len(batch), rows):
         chunk = slice(start, start + rows)
-        gradients = model.record_gradients(weights, batch.x[chunk], batch.y[chunk], vectorised=vectorised)
+        gradients = model.record_gradients(parameters, batch.x[chunk], batch.y[chunk], vectorised=vectorised)
         total = total + sum_of_clipped(gradients, bound.clip_norm, bound.norm)
     return total

@@ -189,7 +189,7 @@ class StackedClients:
             return (sizes.to(drawn)[:, None] * drawn).to(model)
         total = draw_sum(kind.law, kind.late_noise(request.weights), dim, rng).double().cpu()
         rngs = (own_stream(self.streams, "noise", client, request) for client in kind.clients)
-        own = sizes[:, None] * torch.stack([draw_each(kind.law, 1, dim, one)[0] for one in rngs])
+        own = sizes[:, None] * torch.stack([draw_each(kind.law, 1, dim, own_rng)[0] for own_rng in rngs])
         weights = torch.tensor([request.weights[client] for client in kind.clients], dtype=torch.float64)
         return adding_up_to(total, own, sizes, weights).to(model)
 
@@ -307,14 +307,14 @@ class StackedClients:
         else one training after the other.
         """
         first, times = requests[0], len(requests)
-        charged, weights = [one.charged for one in requests], [one.weights for one in requests]
+        charged, weights = [request.charged for request in requests], [request.weights for request in requests]
         kinds = _once(by_kind, charged)
         alike = all(len(one) == 1 and one[0].kind == kinds[0][0].kind for one in kinds)
         fits = self._layers is not None and not self._layers.random and self.drawn_by == "cohort"
         if not fits or not alike or len({tuple(one) for one in charged}) > 1:
             return self._in_turn(requests, streams)
         assert self._layers is not None
-        broadcasts = torch.stack([one.broadcast for one in requests])
+        broadcasts = torch.stack([request.broadcast for request in requests])
         total = torch.zeros_like(broadcasts)
         for chunk in self._chunks(kinds[0], times=times):
             clients = chunk.clients
@@ -340,9 +340,9 @@ class StackedClients:
         sums = []
         for request, stream in zip(requests, streams, strict=True):
             uploads = self._with(stream).perform(request)
-            each = {} if isinstance(uploads, Summed) else uploads.by_client
+            by_client = {} if isinstance(uploads, Summed) else uploads.by_client
             total = uploads.total if isinstance(uploads, Summed) else torch.zeros_like(request.broadcast)
-            sums.append(sum((request.weights[client] * upload for client, upload in each.items()), total))
+            sums.append(sum((request.weights[client] * upload for client, upload in by_client.items()), total))
         return torch.stack(sums)
 
     def _with(self, streams: Streams) -> "StackedClients":

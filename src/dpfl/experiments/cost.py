@@ -26,7 +26,7 @@ _DATA: dict[str, tuple[int, tuple[int, ...], int | None]] = {
 _WRITERS = 224  # of FEMNIST, that are clients where each writer is one
 _CORE, _GPU = 5e10, 1.5e13  # floating-point operations a second, as trainings of small models reach them
 _ROUND, _CLIENT = 2e-3, 3e-5  # seconds of a round, and of each client in it, that no arithmetic explains
-_BOTH_WAYS = 3  # forward, and backward to weights and inputs
+_BOTH_WAYS = 3  # forward, and backward to parameters and inputs
 
 
 def flops(cell: Cell) -> float:

@@ -71,7 +71,7 @@ def _enough(public: Records) -> Records:
 
 def _cost(model: Model, public: Records, vectorised: bool) -> float:
     """Return how many times as long the gradients of records take as that of their batch."""
-    here, few = model.weights(), public.take(torch.arange(min(4, len(public)), device=public.x.device))
+    here, few = model.vector(), public.take(torch.arange(min(4, len(public)), device=public.x.device))
 
     def seconds(times: int, *, apart: bool) -> float:
         taken = []

@@ -1,9 +1,9 @@
 """A model as its layers: one backward pass gives the clipped sum of its records' gradients, for one client or many.
 
-The module runs as it is, over the records of k clients one after the other, but its layers (`layers`) take the weights
-that are handed in and note what went through them. Differentiating the loss by the layers' *outputs* gives δ of every
-record, and never the gradient of a batch that nobody asked for. Norms come from δ and what was noted, then each
-client's clipped sum: about the price of plain training.
+The module runs as it is, over the records of k clients one after the other, but its layers (`layers`) take the
+parameters that are handed in and note what went through them. Differentiating the loss by the layers' *outputs* gives
+δ of every record, and never the gradient of a batch that nobody asked for. Norms come from δ and what was noted, then
+each client's clipped sum: about the price of plain training.
 """
 
 import copy
@@ -38,13 +38,13 @@ class _Seen:
 
 
 class Layered:
-    """A copy of the model's module whose layers' weights come from outside. Each thread needs one of its own."""
+    """A copy of the model's module whose layers' parameters come from outside. Each thread needs one of its own."""
 
     def __init__(self, model: Model) -> None:
         """Make the copy; `layered` below tells whether it may be trusted."""
         self.model = model
         self.module = _copy(model.module)
-        self._weights: dict[str, Tensor] = {}
+        self._parameters: dict[str, Tensor] = {}
         self._seen: list[_Seen] = []
         self._records: Tensor | None = None  # what ran through last
         self._recall: dict[str, dict[str, Tensor]] = {}  # what layers that see them made of them
@@ -85,7 +85,7 @@ class Layered:
 
     def sums(
         self,
-        weights: Tensor,
+        parameters: Tensor,
         x: Tensor,
         y: Tensor,
         counts: Tensor | None,
@@ -97,7 +97,7 @@ class Layered:
     ) -> Tensor:
         """Return Σ_r counts[r]·(clipped) gradient of record r for each client, [clients, d].
 
-        weights: [d], the model of all clients, or [clients, d], one for each.
+        parameters: [d], the model of all clients, or [clients, d], one for each.
         x, y: R records [R, ...], R/clients of each client.
         counts: [R], how much each record counts: zero for one that only fills a gap. None where all count once.
         bound: the clip norm of each record [R] and the norm it is meant in; None to clip nothing.
@@ -105,11 +105,11 @@ class Layered:
         careful: leave out gradients that are not finite, or those of gaps where none are clipped. Else one of them
             makes the sum not finite.
         """
-        counts = None if counts is None else counts.to(weights.dtype)
+        counts = None if counts is None else counts.to(parameters.dtype)
         # What is not clipped record by record is the derivative of one number: the losses, as they count.
         weighed = bound is None and not careful and not self.model.ridge
         gradients = self.gradients(
-            weights, x, y, counts if weighed else None,
+            parameters, x, y, counts if weighed else None,
             powers=powers, apart=bound is not None or clients > 1, measured=bound is not None,
         )  # fmt: skip
         if weighed:
@@ -126,21 +126,21 @@ class Layered:
             scales = (clip_norms / lengths).clamp(max=1)  # NaN stays NaN
             if not careful:  # what could not be measured shall not pass for nothing: zero times infinity is NaN
                 scales = scales + 0 * lengths
-            scales = scales.to(weights.dtype)
+            scales = scales.to(parameters.dtype)
             counts = scales if counts is None else scales * counts
         total: dict[str, Tensor] = {}
         for name, part in gradients.items():
             total |= {_named(name, key): value for key, value in part.weighted_sum(counts, clients).items()}
-        ordered = [total[name].reshape(clients, -1) for name in self.model.split(weights)]
+        ordered = [total[name].reshape(clients, -1) for name in self.model.split(parameters)]
         return torch.cat(ordered, dim=1)
 
-    def record_lengths(self, weights: Tensor, x: Tensor, y: Tensor, norm: Norm) -> Tensor:
+    def record_lengths(self, parameters: Tensor, x: Tensor, y: Tensor, norm: Norm) -> Tensor:
         """Return the norm of each record's gradient [R], before any clip."""
-        return _lengths(self.gradients(weights, x, y), norm, exact=True)
+        return _lengths(self.gradients(parameters, x, y), norm, exact=True)
 
     def gradients(
         self,
-        weights: Tensor,
+        parameters: Tensor,
         x: Tensor,
         y: Tensor,
         counts: Tensor | None = None,
@@ -150,11 +150,11 @@ class Layered:
         measured: bool = True,
     ) -> dict[str, RecordGradients]:
         """Run and differentiate: the gradients of the records in each layer, or what they count for."""
-        seen = self.run(weights, x, y, counts, apart=apart, measured=measured)
+        seen = self.run(parameters, x, y, counts, apart=apart, measured=measured)
         with torch.no_grad():
             parts = {
                 one.name: one.kind.gradients(
-                    one.layer, one.kept.detach(), delta, biased=_named(one.name, "bias") in self._weights
+                    one.layer, one.kept.detach(), delta, biased=_named(one.name, "bias") in self._parameters
                 )
                 for one, delta in seen
             }
@@ -162,11 +162,11 @@ class Layered:
                 part = parts[one.name]
                 if powers is not None and one.of_records and isinstance(part, Products) and part.inputs.shape[1] == 1:
                     part.input_powers = powers()
-            return self._with_ridge(parts, weights, len(x)) if self.model.ridge else parts
+            return self._with_ridge(parts, parameters, len(x)) if self.model.ridge else parts
 
     def run(
         self,
-        weights: Tensor,
+        parameters: Tensor,
         x: Tensor,
         y: Tensor,
         counts: Tensor | None = None,
@@ -178,7 +178,7 @@ class Layered:
 
         counts: [R], what each loss is multiplied by.
         """
-        self._weights, self._seen = self.model.split(weights.detach()), []
+        self._parameters, self._seen = self.model.split(parameters.detach()), []
         self._apart, self._measured = apart, measured
         if x is not self._records:
             self._records, self._recall = x, {}
@@ -203,10 +203,10 @@ class Layered:
         return alone
 
     def _run(self, name: str, layer: nn.Module, x: Tensor) -> Tensor:
-        """Run a layer under the weights that were handed in."""
+        """Run a layer under the parameters that were handed in."""
         kind = kind_of(layer)
         assert kind is not None
-        parts = {part: self._weights[_named(name, part)] for part, _ in layer.named_parameters()}
+        parts = {part: self._parameters[_named(name, part)] for part, _ in layer.named_parameters()}
         recall = self._recall.setdefault(name, {}) if x is self._records else None
         of_records = _are_the_same(x, self._records)
         kept, outputs = kind.run(layer, x, parts, Pass(self._apart, self._measured, recall))
@@ -216,11 +216,11 @@ class Layered:
         return outputs
 
     def _with_ridge(
-        self, parts: dict[str, RecordGradients], weights: Tensor, records: int
+        self, parts: dict[str, RecordGradients], parameters: Tensor, records: int
     ) -> dict[str, RecordGradients]:
         """Add the penalty's gradient κ·w to every record's, which must be formed for that."""
-        split = self.model.split(weights.expand(records, -1) if weights.ndim == 1 else
-                                 weights.repeat_interleave(records // len(weights), dim=0))  # fmt: skip
+        split = self.model.split(parameters.expand(records, -1) if parameters.ndim == 1 else
+                                 parameters.repeat_interleave(records // len(parameters), dim=0))  # fmt: skip
         return {
             name: Formed({key: g + self.model.ridge * split[_named(name, key)] for key, g in part.form().items()})
             for name, part in parts.items()
@@ -242,7 +242,7 @@ def layered(model: Model, x: Tensor, y: Tensor) -> Layered | None:
 def read_layers(model: Model, x: Tensor, y: Tensor) -> Layered:
     """Return the model as its layers, if a few public records show that it can be trained so; raise NotLayered if not.
 
-    That every parameter is that of a known layer is not enough: a weight may be used elsewhere too, a layer's output be
+    That every parameter is that of a known layer is not enough: one may be used elsewhere too, a layer's output be
     changed in place, or a row be less than a record. So each layer must be used once, for one row a record that stays
     as it is; and clipped sums must be those of records taken one by one, under one model and under two at once.
     Whatever else a module does, the answer is no.
@@ -257,7 +257,7 @@ def read_layers(model: Model, x: Tensor, y: Tensor) -> Layered:
         raise NotLayered(f"{_owners(model.module, names - copied.owned())} not among the layers that are known")
     if len(x) < 2:
         raise NotLayered("there are fewer than two public records to try its layers with")
-    here = model.weights()
+    here = model.vector()
     wave = torch.arange(len(here), dtype=here.dtype, device=here.device)
     here = here + 0.1 * torch.cos(wave)  # away from the start: a layer of zeros would hide what happens before it
     there = here + 0.01 * torch.sin(wave)
@@ -302,18 +302,18 @@ def _copy(module: nn.Module) -> nn.Module:
 
 def _agrees(copied: Layered, models: list[Tensor], x: Tensor, y: Tensor) -> bool:
     """Tell whether sums over clients with these models are those of their records taken one by one."""
-    each = len(x) // len(models)
-    shares = [slice(each * i, each * (i + 1)) for i in range(len(models))]
+    size = len(x) // len(models)
+    shares = [slice(size * i, size * (i + 1)) for i in range(len(models))]
     alone = [
         torch.stack([copied.model.gradient(model, x[i : i + 1], y[i : i + 1]) for i in range(share.start, share.stop)])
         for model, share in zip(models, shares, strict=True)
     ]
     middle = torch.cat([gradients.norm(dim=1) for gradients in alone]).median().item() or 1.0
-    rows = each * len(models)
+    rows = size * len(models)
     counts, norms = models[0].new_ones(rows), torch.full((rows,), middle, device=models[0].device)
-    weights = models[0] if len(models) == 1 else torch.stack(models)
+    parameters = models[0] if len(models) == 1 else torch.stack(models)
     for bound in (None, (norms, 1), (norms, 2)):
-        ours = copied.sums(weights, x[:rows], y[:rows], counts, bound, len(models))
+        ours = copied.sums(parameters, x[:rows], y[:rows], counts, bound, len(models))
         theirs = torch.stack([
             gradients.sum(dim=0) if bound is None else sum_of_clipped([gradients], middle, bound[1])
             for gradients in alone
@@ -324,16 +324,16 @@ def _agrees(copied: Layered, models: list[Tensor], x: Tensor, y: Tensor) -> bool
     return True
 
 
-def sum_of_clipped_layered(copied: Layered, weights: Tensor, x: Tensor, y: Tensor, bound: RecordClip) -> Tensor:
+def sum_of_clipped_layered(copied: Layered, parameters: Tensor, x: Tensor, y: Tensor, bound: RecordClip) -> Tensor:
     """Clip the gradient of each record [B, ...] and return the sum [d]."""
-    counts = torch.ones(len(x), dtype=weights.dtype, device=weights.device)
-    norms = torch.full((len(x),), bound.clip_norm, dtype=torch.float64, device=weights.device)
-    return copied.sums(weights, x, y, counts, (norms, bound.norm), 1, careful=True)[0]
+    counts = torch.ones(len(x), dtype=parameters.dtype, device=parameters.device)
+    norms = torch.full((len(x),), bound.clip_norm, dtype=torch.float64, device=parameters.device)
+    return copied.sums(parameters, x, y, counts, (norms, bound.norm), 1, careful=True)[0]
 
 
 def _lengths(gradients: dict[str, RecordGradients], norm: Norm, *, exact: bool) -> Tensor:
     """Return the norm of each record's gradient over all layers [R], in double precision."""
-    total = torch.stack([one for part in gradients.values() for one in part.powers(norm, exact=exact)])
+    total = torch.stack([powers for part in gradients.values() for powers in part.powers(norm, exact=exact)])
     summed = total.double().sum(dim=0)
     return summed if norm == 1 else summed.sqrt()
 

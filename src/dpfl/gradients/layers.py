@@ -1,6 +1,6 @@
 """The kinds of layers whose records' gradients are known without forming them one by one.
 
-A kind runs a layer over R records under weights that are handed in: one set for all records ([...] as the layer has
+A kind runs a layer over R records under parameters that are handed in: one set for all records ([...] as the layer has
 them), or one for each client ([k, ...], and R/k records belong to each). It says what is to be kept of the pass, and
 makes the records' gradients of that and of the derivatives δ by the layer's outputs.
 """
@@ -15,7 +15,7 @@ from torch.nn import functional
 from dpfl.gradients.convolution import Convolved, as_image, convolve
 from dpfl.gradients.record_gradients import Formed, Lookups, Products, RecordGradients
 
-Weights = Mapping[str, Tensor]  # by parameter: "weight", "bias"
+Parameters = Mapping[str, Tensor]  # by parameter: "weight", "bias"
 
 
 class Pass(NamedTuple):
@@ -32,7 +32,7 @@ class Kind(Protocol):
     def fits(self, layer: Any) -> bool:
         """Tell whether the layer does nothing that is not done here."""
 
-    def run(self, layer: Any, x: Tensor, weights: Weights, this: Pass) -> tuple[Tensor, Tensor]:
+    def run(self, layer: Any, x: Tensor, parameters: Parameters, this: Pass) -> tuple[Tensor, Tensor]:
         """Return what is to be kept and the outputs [R, ...]."""
 
     def gradients(self, layer: Any, kept: Tensor, deltas: Tensor, *, biased: bool) -> RecordGradients:
@@ -49,9 +49,9 @@ class Linear:
         """Take every linear layer."""
         return True
 
-    def run(self, layer: nn.Linear, x: Tensor, weights: Weights, this: Pass) -> tuple[Tensor, Tensor]:
+    def run(self, layer: nn.Linear, x: Tensor, parameters: Parameters, this: Pass) -> tuple[Tensor, Tensor]:
         """Multiply all rows by one matrix, or those of each client by its own."""
-        weight, bias = weights["weight"], weights.get("bias")
+        weight, bias = parameters["weight"], parameters.get("bias")
         if weight.ndim == 2:
             return x, functional.linear(x, weight, bias)
         rows = x.reshape(len(weight), -1, x.shape[-1])
@@ -76,11 +76,11 @@ class Convolution:
         """Take those whose channels are all connected and whose borders are zeros."""
         return layer.groups == 1 and layer.padding_mode == "zeros"
 
-    def run(self, layer: nn.Conv1d | nn.Conv2d, x: Tensor, weights: Weights, this: Pass) -> tuple[Tensor, Tensor]:
+    def run(self, layer: nn.Conv1d | nn.Conv2d, x: Tensor, parameters: Parameters, this: Pass) -> tuple[Tensor, Tensor]:
         """Convolve the image."""
         if x.ndim == layer.weight.ndim - 1:  # one image without a batch: no rows of records
             raise ValueError("a convolution needs records")
-        weight, bias = weights["weight"], weights.get("bias")
+        weight, bias = parameters["weight"], parameters.get("bias")
         kept, outputs = convolve(
             layer, as_image(x), weight, bias, apart=this.apart, measured=this.measured, recall=this.recall
         )
@@ -103,13 +103,15 @@ class Normalisation:
         """Take every one that has parameters."""
         return layer.weight is not None
 
-    def run(self, layer: nn.GroupNorm | nn.LayerNorm, x: Tensor, weights: Weights, this: Pass) -> tuple[Tensor, Tensor]:
+    def run(
+        self, layer: nn.GroupNorm | nn.LayerNorm, x: Tensor, parameters: Parameters, this: Pass
+    ) -> tuple[Tensor, Tensor]:
         """Normalise, scale and shift."""
         if isinstance(layer, nn.GroupNorm):
             normal = functional.group_norm(x, layer.num_groups, eps=layer.eps)
         else:
             normal = functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
-        weight, bias = (self._spread(layer, part, x) for part in (weights["weight"], weights.get("bias")))
+        weight, bias = (self._spread(layer, part, x) for part in (parameters["weight"], parameters.get("bias")))
         assert weight is not None
         return normal, normal * weight if bias is None else normal * weight + bias
 
@@ -147,15 +149,15 @@ class Embedding:
         """Take those that neither change their table as they go nor weigh by how often a row was looked up."""
         return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
 
-    def run(self, layer: nn.Embedding, x: Tensor, weights: Weights, this: Pass) -> tuple[Tensor, Tensor]:
+    def run(self, layer: nn.Embedding, x: Tensor, parameters: Parameters, this: Pass) -> tuple[Tensor, Tensor]:
         """Look up, each client in its own table where there are several."""
-        table = weights["weight"]
+        table = parameters["weight"]
         if table.ndim == 2:
             return x, functional.embedding(x, table)
         clients, rows, width = table.shape
         first = rows * torch.arange(clients, device=x.device).view(-1, *[1] * x.ndim)
-        found = x.view(clients, len(x) // clients, *x.shape[1:]) + first
-        return x, functional.embedding(found.view(x.shape), table.reshape(clients * rows, width))
+        indices = x.view(clients, len(x) // clients, *x.shape[1:]) + first
+        return x, functional.embedding(indices.view(x.shape), table.reshape(clients * rows, width))
 
     def gradients(self, layer: nn.Embedding, kept: Tensor, deltas: Tensor, *, biased: bool) -> RecordGradients:
         """Pair indices and derivatives; the row for padding learns nothing."""

@@ -30,7 +30,7 @@ def is_least_squares(model: Model, x: Tensor, y: Tensor) -> bool:
     if [type(layer) for layer in layers] != [nn.Linear]:
         return False
     x, y = x[:8], y[:8]
-    here = model.weights() + torch.linspace(-1, 1, model.dim, dtype=x.dtype, device=x.device)
+    here = model.vector() + torch.linspace(-1, 1, model.dim, dtype=x.dtype, device=x.device)
     moments = Moments(model, [Records(x, y)])
     ours = moments.sums(here, torch.zeros(1, dtype=torch.long, device=x.device))[0] / len(x)
     return torch.allclose(ours, model.gradient(here, x, y), rtol=1e-3, atol=1e-4)
@@ -57,15 +57,15 @@ class Moments:
                     x = torch.cat([x, torch.ones_like(y)], dim=2)
                 self.moments[some] = 2 * (x.mT @ torch.cat([x, -y], dim=2))
 
-    def sums(self, weights: Tensor, clients: Tensor) -> Tensor:
+    def sums(self, parameters: Tensor, clients: Tensor) -> Tensor:
         """Return the sum of the gradients of each client's records [k, p] at one model [p], or at one for each.
 
-        clients: their numbers, [k]. With several models for each of them, weights and sums are [k·m, p].
+        clients: their numbers, [k]. With several models for each of them, parameters and sums are [k·m, p].
         """
         moments = self.moments.index_select(0, clients)
-        ahead = functional.pad(weights.double(), (0, 1), value=1.0)  # one row times (w | 1) is 2·(XᵀX·w − Xᵀy)
-        if weights.ndim == 1:
+        ahead = functional.pad(parameters.double(), (0, 1), value=1.0)  # one row times (w | 1) is 2·(XᵀX·w − Xᵀy)
+        if parameters.ndim == 1:
             sums = moments.view(-1, len(ahead)) @ ahead
-            return sums.view(len(moments), -1).to(weights.dtype)
+            return sums.view(len(moments), -1).to(parameters.dtype)
         sums = torch.bmm(ahead.view(len(moments), -1, ahead.shape[1]), moments.mT)
-        return sums.view_as(weights).to(weights.dtype)
+        return sums.view_as(parameters).to(parameters.dtype)

@@ -142,7 +142,7 @@ def default_model(data: str, classes: int | None) -> str:
 
 
 def build(name: str, *, shape: Shape, classes: int | None, rng: Generator) -> Model:
-    """Build the named model for records of this shape (classes=None: regression), its weights drawn from `rng`."""
+    """Build the named model for records of this shape (classes=None: regression), its parameters drawn from `rng`."""
     architecture = choose("model", name, ARCHITECTURES)
     kind = "regression" if architecture.classify is None else "classification"
     if (classes is None) != (architecture.classify is None):
@@ -158,7 +158,7 @@ def build(name: str, *, shape: Shape, classes: int | None, rng: Generator) -> Mo
             f"model {name!r} must be given images of at least {side}×{side} pixels, was given records of shape"
             f" {list(shape)}; use softmax or mlp"
         )
-    with torch.random.fork_rng(devices=[]):  # torch fills the weights too, and nobody shall notice
+    with torch.random.fork_rng(devices=[]):  # torch fills the parameters too, and nobody shall notice
         module = architecture.build(shape, classes or 1)
     _fill(module, rng)
     return Model(module, architecture.loss, classify=architecture.classify, ridge=architecture.ridge, name=name)

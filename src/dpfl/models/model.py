@@ -1,7 +1,7 @@
-"""A model as dpfl sees it: a flat vector of trainable weights and the loss of a record under them.
+"""A model as dpfl sees it: a flat vector of trainable parameters and the loss of a record under them.
 
-Every room but this one speaks of `weights`, one vector [d]. Buffers (positional encodings and the like) stay with the
-module and are never uploaded; a module that learns statistics of other records' data into buffers is refused.
+Every room but this one speaks of `parameters`, one vector [d]. Buffers (positional encodings and the like) stay with
+the module and are never uploaded; a module that learns statistics of other records' data into buffers is refused.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Model:
-    """An `nn.Module` with its loss, addressed by a flat vector of weights."""
+    """An `nn.Module` with its loss, addressed by a flat vector of parameters."""
 
     def __init__(
         self,
@@ -42,21 +42,21 @@ class Model:
             raise BadInput("model must have trainable parameters, had none; set requires_grad on those to train")
         self.dim = sum(shape.numel() for shape in self._shapes.values())
 
-    def weights(self) -> Tensor:
+    def vector(self) -> Tensor:
         """Return a copy of the module's trainable parameters as one vector [d]."""
         return torch.cat([p.detach().flatten() for p in self.module.parameters() if p.requires_grad])
 
-    def load(self, weights: Tensor) -> None:
-        """Write `weights` into the module."""
+    def load(self, vector: Tensor) -> None:
+        """Write the vector [d] into the module."""
         with torch.no_grad():
-            for name, value in self.split(weights).items():
+            for name, value in self.split(vector).items():
                 self.module.get_parameter(name).copy_(value)
 
-    def split(self, weights: Tensor) -> dict[str, Tensor]:
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
         """View the vector [d] as the module's named parameters, or vectors [k, d] as k sets of them."""
-        pieces = torch.split(weights, [shape.numel() for shape in self._shapes.values()], dim=-1)
+        pieces = torch.split(vector, [shape.numel() for shape in self._shapes.values()], dim=-1)
         named = zip(self._shapes.items(), pieces, strict=True)
-        return {name: piece.view(*weights.shape[:-1], *shape) for (name, shape), piece in named}
+        return {name: piece.view(*vector.shape[:-1], *shape) for (name, shape), piece in named}
 
     def outputs(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         """Run the module under the given named parameters on a batch [B, ...]."""
@@ -77,7 +77,7 @@ class Model:
     def check(self, x: Tensor, y: Tensor) -> None:
         """Refuse a module or loss that cannot take these records [B, ...], before anything is spent on them."""
         x, y = x[:2], y[:2]
-        parameters = self.split(self.weights())
+        parameters = self.split(self.vector())
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         try:
             self.module.train()
@@ -111,25 +111,25 @@ class Model:
         """Tell whether per-record gradients can be computed for many records at once (torch.func.vmap)."""
         self.module.train()
         try:
-            self.record_gradients(self.weights(), x[:2], y[:2], vectorised=True)
+            self.record_gradients(self.vector(), x[:2], y[:2], vectorised=True)
         except RuntimeError:  # in-place updates, control flow on values: such records are taken one by one instead
             return False
         return True
 
-    def record_gradients(self, weights: Tensor, x: Tensor, y: Tensor, *, vectorised: bool) -> list[Tensor]:
+    def record_gradients(self, vector: Tensor, x: Tensor, y: Tensor, *, vectorised: bool) -> list[Tensor]:
         """Return the gradient of each record's loss as blocks [B, d_k] that lie side by side in [B, d].
 
         They are left apart because joining them would copy the largest tensor of the whole round.
         """
         if not vectorised:
-            return [torch.stack([self.gradient(weights, x[i : i + 1], y[i : i + 1]) for i in range(len(x))])]
+            return [torch.stack([self.gradient(vector, x[i : i + 1], y[i : i + 1]) for i in range(len(x))])]
         per_record = vmap(grad(self._record_loss), in_dims=(None, 0, 0), randomness="different")
-        gradients = per_record(self.split(weights), x, y)
+        gradients = per_record(self.split(vector), x, y)
         return [gradients[name].flatten(1) for name in self._shapes]
 
-    def gradient(self, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def gradient(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return the gradient of the batch's mean loss, [d]."""
-        leaves = {name: p.detach().requires_grad_() for name, p in self.split(weights).items()}
+        leaves = {name: p.detach().requires_grad_() for name, p in self.split(vector).items()}
         pieces = torch.autograd.grad(
             self.mean_loss(leaves, x, y), list(leaves.values()), allow_unused=True, materialize_grads=True
         )

@@ -51,7 +51,7 @@ def estimate(model: Model, clients: Sequence[Records], *, clip: Clip, streams: S
 
 
 def _estimated(probe: "_Probe", streams: Streams, source: str) -> Constants:
-    start = probe.model.weights()
+    start = probe.model.vector()
     path = _descend(probe, start)
     stops = [path[at] for at in sorted({0, 1, 3, 10, 30, len(path) - 1} & set(range(len(path))))]
     curvatures = [_curvatures(probe, at, streams) for at in (stops[0], stops[len(stops) // 2], stops[-1])]
@@ -138,25 +138,25 @@ class _Probe:
             self.layers.module.eval()
         self.clips_clients = False
         if isinstance(clip, ClientClip):  # where it does not bite, the mean over all records is the same, and quicker
-            start = self.model.weights()
+            start = self.model.vector()
             steepest = [self.model.gradient(start, one.x, one.y) for one in self.clients]
             lengths = [float(torch.linalg.vector_norm(one, ord=clip.norm)) for one in steepest]
             self.clips_clients = max(lengths) > clip.clip_norm
 
-    def loss(self, weights: Tensor) -> float:
+    def loss(self, parameters: Tensor) -> float:
         with torch.no_grad():
-            return self.model.mean_loss(self.model.split(weights), self.pooled.x, self.pooled.y).item()
+            return self.model.mean_loss(self.model.split(parameters), self.pooled.x, self.pooled.y).item()
 
-    def field(self, weights: Tensor, records: Records | None = None) -> Tensor:
+    def field(self, parameters: Tensor, records: Records | None = None) -> Tensor:
         """Return the gradient that training follows: clipped as ordered. Performed by a client, as training is."""
         if records is None and self.clips_clients:  # the mean of what clients clip, not a clipped mean
-            parts = [len(one) / len(self.pooled) * self.field(weights, one) for one in self.clients]
+            parts = [len(one) / len(self.pooled) * self.field(parameters, one) for one in self.clients]
             return torch.stack(parts).sum(0)
         taken = self.pooled if records is None else records
         if self.layers is not None and isinstance(self.clip, RecordClip):
-            return sum_of_clipped_layered(self.layers, weights, taken.x, taken.y, self.clip) / len(taken)
+            return sum_of_clipped_layered(self.layers, parameters, taken.x, taken.y, self.clip) / len(taken)
         return -perform(
-            self.charged[len(taken)], self.model, weights, taken, batches=self.rng, noise=self.rng,
+            self.charged[len(taken)], self.model, parameters, taken, batches=self.rng, noise=self.rng,
             vectorised=self.vectorised,
         )  # fmt: skip
 
@@ -166,7 +166,7 @@ class _Probe:
     def own_least_losses(self, start: Tensor) -> list[float]:
         return [self.least_loss(start, one) for one in self.clients]
 
-    def record_spread(self, weights: Tensor, records: Records) -> float:
+    def record_spread(self, parameters: Tensor, records: Records) -> float:
         """Return the mean of ‖g_r − g‖² over some of a client's records, as clipped."""
         rows = max(2, min(len(records), 2**21 // self.model.dim, 64))
         x, y = records.x[:rows], records.y[:rows]
@@ -174,12 +174,12 @@ class _Probe:
             return 0.0
         clip = self.clip if isinstance(self.clip, RecordClip) else RecordClip(1e300)  # which never bites
         if self.layers is not None:  # ‖g_r‖² less ‖g‖², without forming a record's gradient
-            lengths = self.layers.record_lengths(weights, x, y, clip.norm)
+            lengths = self.layers.record_lengths(parameters, x, y, clip.norm)
             scales = torch.clamp(clip.clip_norm / lengths.clamp_min(1e-300), max=1.0)
-            squares = (scales * self.layers.record_lengths(weights, x, y, 2)).square().mean()
-            mean = sum_of_clipped_layered(self.layers, weights, x, y, clip) / len(x)
+            squares = (scales * self.layers.record_lengths(parameters, x, y, 2)).square().mean()
+            mean = sum_of_clipped_layered(self.layers, parameters, x, y, clip) / len(x)
             return max(0.0, float(squares - mean.square().sum()))
-        gradients = torch.cat(self.model.record_gradients(weights, x, y, vectorised=self.vectorised), 1)
+        gradients = torch.cat(self.model.record_gradients(parameters, x, y, vectorised=self.vectorised), 1)
         lengths = torch.linalg.vector_norm(gradients, ord=clip.norm, dim=1, keepdim=True)
         gradients = gradients * torch.clamp(clip.clip_norm / lengths.clamp_min(1e-300), max=1.0)
         return float((gradients - gradients.mean(0)).square().sum(1).mean())
@@ -291,10 +291,10 @@ def _least_loss(model: Model, start: Tensor, records: Records, *, steps: int) ->
     """Return the model of least loss on these records near `start`, and that loss (L-BFGS)."""
 
     def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        weights = torch.from_numpy(flat)
+        parameters = torch.from_numpy(flat)
         with torch.no_grad():
-            height = model.mean_loss(model.split(weights), records.x, records.y).item()
-        return height, model.gradient(weights, records.x, records.y).numpy()
+            height = model.mean_loss(model.split(parameters), records.x, records.y).item()
+        return height, model.gradient(parameters, records.x, records.y).numpy()
 
     options = {"maxiter": steps, "ftol": 1e-14, "gtol": 1e-9}
     found = minimize(value, start.numpy(), jac=True, method="L-BFGS-B", options=options)

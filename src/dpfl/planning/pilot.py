@@ -220,7 +220,7 @@ class Stage:
     def untrained(self) -> float:
         """Return the loss of the model that training begins with."""
         model = self.task.model()
-        score = evaluate(model, model.weights(), self.public.held_out)
+        score = evaluate(model, model.vector(), self.public.held_out)
         assert score is not None
         return score.loss
 

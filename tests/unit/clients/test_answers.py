@@ -44,7 +44,7 @@ def both(
     known = capabilities_of(model, Records(public.x, data[2].y[:8]))
     ours = StackedClients(model, data, Streams(0), capabilities=known, room=room)
     theirs = ReferenceClients(model, data, Streams(0), vectorised=False)
-    before, moved = model.weights(), Separate(uploads(model, who))
+    before, moved = model.vector(), Separate(uploads(model, who))
     after = before + 0.1
     return ours.answer(asked, before, moved, after), theirs.answer(asked, before, moved, after)
 
@@ -91,9 +91,9 @@ def test_a_client_larger_than_the_memory_is_asked_in_blocks() -> None:
     data, seen = records(5, classes=3), []
 
     class Counting(Layered):
-        def run(self, weights: Tensor, x: Tensor, y: Tensor, *given: Any, **wanted: Any) -> Any:
+        def run(self, parameters: Tensor, x: Tensor, y: Tensor, *given: Any, **wanted: Any) -> Any:
             seen.append(len(x))
-            return super().run(weights, x, y, *given, **wanted)
+            return super().run(parameters, x, y, *given, **wanted)
 
     layers = Counting(model)
 
@@ -101,7 +101,7 @@ def test_a_client_larger_than_the_memory_is_asked_in_blocks() -> None:
         yield from (work(layers, group) for group in groups)
 
     answers = Answers(Pool(data), room=1, rows=5, footprint=50, spread=spread)
-    before, moved = model.weights(), uploads(model, range(6))
+    before, moved = model.vector(), uploads(model, range(6))
     theirs = ReferenceClients(model, data, Streams(0)).answer(BOTH, before, Separate(moved), before)
     assert_same({"loss": answers.losses(layers, before), "curvature": answers.curvatures(before, moved)}, theirs)
     assert max(seen) == 5

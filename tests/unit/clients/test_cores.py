@@ -43,15 +43,15 @@ def test_results_come_in_the_order_of_the_work() -> None:
     assert list(cores().spread(do, range(5))) == [0, 1, 2, 3, 4]
 
 
-def test_each_core_has_a_twin_of_its_own_and_torch_one_thread() -> None:
+def test_each_core_has_a_copy_of_its_own_and_torch_one_thread() -> None:
     both = threading.Barrier(2, timeout=10)
 
-    def do(twin: Layered, _: int) -> tuple[int, int]:
+    def do(layers: Layered, _: int) -> tuple[int, int]:
         both.wait()
-        return id(twin), torch.get_num_threads()
+        return id(layers), torch.get_num_threads()
 
     found = list(cores().spread(do, range(2)))
-    assert len({twin for twin, _ in found}) == 2
+    assert len({layers for layers, _ in found}) == 2
     assert [threads for _, threads in found] == [1, 1]
 
 
@@ -70,7 +70,7 @@ def test_work_that_fails_takes_nothing_with_it() -> None:
         return one
 
     before, same = settings(), cores()
-    for _ in range(3):  # more often than there are twins
+    for _ in range(3):  # more often than there are copies
         with pytest.raises(ValueError, match="1"):
             list(same.spread(fail, range(4)))
         assert settings() == before

@@ -18,7 +18,7 @@ from dpfl.streams import Streams, layer_randomness
 from grids import each
 
 
-class Weights(nn.Module):
+class Dot(nn.Module):
     """Returns w·x, or w itself, so that gradients can be worked out by hand."""
 
     def __init__(self, size: int) -> None:
@@ -31,12 +31,12 @@ class Weights(nn.Module):
 
 def linear(size: int) -> Model:
     """Loss w·x of a record: its gradient is x, wherever the model stands."""
-    return Model(Weights(size), lambda outputs, _: outputs)
+    return Model(Dot(size), lambda outputs, _: outputs)
 
 
 def bowl() -> Model:
     """Loss (w − y)²/2 of a record (1, y): its gradient is w − y."""
-    return Model(Weights(1), lambda outputs, y: (outputs - y).square() / 2)
+    return Model(Dot(1), lambda outputs, y: (outputs - y).square() / 2)
 
 
 def vector(*entries: float) -> Tensor:
@@ -252,7 +252,7 @@ def classifier(*, dropout: float) -> Model:
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_the_order_of_visits_changes_nothing(dropout: float) -> None:
     model = classifier(dropout=dropout)
-    clients, broadcast = cohort(model), model.weights()
+    clients, broadcast = cohort(model), model.vector()
     forwards = uploads_of(clients, {c: Charged(NOISY, 6) for c in (0, 1, 2, 3)}, broadcast, 1)
     backwards = uploads_of(clients, {c: Charged(NOISY, 6) for c in (3, 1, 0)}, broadcast, 1)
     assert list(backwards) == [3, 1, 0]
@@ -265,7 +265,7 @@ def test_no_two_clients_or_rounds_share_randomness() -> None:
     clients = ReferenceClients(model, tuple(Records(rows, torch.zeros(6).long()) for rows in x), Streams(0))
     order = Order(steps=1, learning_rate=0.5, clip=RecordClip(1.0), noise=Gaussian(0.1))
     paid = {client: Charged(order, 6) for client in (0, 1)}
-    one, two = (uploads_of(clients, paid, model.weights(), round) for round in (1, 2))
+    one, two = (uploads_of(clients, paid, model.vector(), round) for round in (1, 2))
     uploads = [*one.values(), *two.values()]  # same data, same model, same order: only the noise can differ
     assert not any(torch.equal(uploads[i], uploads[j]) for i in range(4) for j in range(i))
 
@@ -277,7 +277,7 @@ def test_dropout_repeats_with_the_streams_and_leaves_torchs_own_alone(clip: Reco
 
     def uploads(model: Model, seed: int) -> Tensor:
         before = torch.get_rng_state()
-        result = uploads_of(cohort(model, seed), paid, model.weights(), 1)
+        result = uploads_of(cohort(model, seed), paid, model.vector(), 1)
         assert torch.equal(torch.get_rng_state(), before)
         return torch.stack([result[client] for client in sorted(result)])
 
@@ -292,6 +292,6 @@ def test_dropout_is_on_although_the_module_was_being_evaluated() -> None:
     model = classifier(dropout=0.5)
     clients = cohort(model)
     paid = {0: Charged(Order(steps=1, learning_rate=0.5), 6)}
-    training = uploads_of(clients, paid, model.weights(), 1)[0]
+    training = uploads_of(clients, paid, model.vector(), 1)[0]
     model.module.eval()
-    assert torch.equal(uploads_of(clients, paid, model.weights(), 1)[0], training)
+    assert torch.equal(uploads_of(clients, paid, model.vector(), 1)[0], training)

@@ -113,8 +113,8 @@ def mixed(first: Order) -> dict[int, Order]:
 def test_every_client_uploads_what_the_reference_client_uploads(name: str) -> None:
     model, data = mlp(), records()
     for order in ((ORDERS | SAMPLED)[name], mixed((ORDERS | SAMPLED)[name])):
-        theirs = uploads_of(ReferenceClients(model, data, Streams(0)), paid(order), model.weights(), 2)
-        ours = uploads_of(clients(model, data), paid(order), model.weights(), 2)
+        theirs = uploads_of(ReferenceClients(model, data, Streams(0)), paid(order), model.vector(), 2)
+        ours = uploads_of(clients(model, data), paid(order), model.vector(), 2)
         assert list(ours) == list(theirs)
         assert_close(rows(ours), rows(theirs))
 
@@ -135,18 +135,18 @@ def test_the_papers_models(name: str) -> None:
         ORDERS["everything"], ORDERS["plain"], ORDERS["clients clipped"], SAMPLED["noise on steps"], SAMPLED["sampled"],
     ):  # fmt: skip
         few = paid(order, (0, 1, 2))
-        theirs = rows(uploads_of(ReferenceClients(model, data, Streams(0)), few, model.weights(), 1))
-        assert_close(rows(uploads_of(ours, few, model.weights(), 1)), theirs)
+        theirs = rows(uploads_of(ReferenceClients(model, data, Streams(0)), few, model.vector(), 1))
+        assert_close(rows(uploads_of(ours, few, model.vector(), 1)), theirs)
         if order in ORDERS.values():
-            total = sum_of(ours, few, model.weights(), 1, WEIGHTS)
+            total = sum_of(ours, few, model.vector(), 1, WEIGHTS)
             assert_close(total, sum(WEIGHTS[c] * row for c, row in enumerate(theirs)))
 
 
 def test_the_order_of_clients_changes_nothing_and_is_kept() -> None:
     model = mlp()
     ours, orders = clients(model, records()), mixed(SAMPLED["noise on steps"])
-    forwards = uploads_of(ours, paid(orders), model.weights(), 1)
-    backwards = uploads_of(ours, paid(orders, (5, 3, 0, 2)), model.weights(), 1)
+    forwards = uploads_of(ours, paid(orders), model.vector(), 1)
+    backwards = uploads_of(ours, paid(orders, (5, 3, 0, 2)), model.vector(), 1)
     assert list(forwards) == [0, 1, 2, 3, 4, 5]
     assert list(backwards) == [5, 3, 0, 2]
     for client, upload in backwards.items():
@@ -156,7 +156,7 @@ def test_the_order_of_clients_changes_nothing_and_is_kept() -> None:
 def test_rounds_and_seeds_differ() -> None:
     model, data, order = mlp(), records(), paid(SAMPLED["noise on steps"])
     uploads = [
-        rows(uploads_of(clients(model, data, seed=seed), order, model.weights(), round))
+        rows(uploads_of(clients(model, data, seed=seed), order, model.vector(), round))
         for seed in (0, 1) for round in (1, 2)
     ]  # fmt: skip
     assert len({float(one.sum()) for one in uploads}) == 4
@@ -170,8 +170,8 @@ def test_a_sum_is_that_of_the_uploads(name: str) -> None:
     model = mlp()
     ours = clients(model, records())
     for order in (ORDERS[name], mixed(ORDERS[name]) | {5: ORDERS["clients clipped"]}):
-        apart = uploads_of(ours, paid(order), model.weights(), 1)
-        together = sum_of(ours, paid(order), model.weights(), 1, WEIGHTS)
+        apart = uploads_of(ours, paid(order), model.vector(), 1)
+        together = sum_of(ours, paid(order), model.vector(), 1, WEIGHTS)
         assert_close(together, sum(WEIGHTS[c] * upload for c, upload in apart.items()))
 
 
@@ -179,10 +179,10 @@ def test_who_uploaded_is_known_and_what_is_not() -> None:
     model = mlp()
     few = paid(ORDERS["plain"], (3, 1, 4))
     ours, theirs = clients(model, records()), ReferenceClients(model, records(), Streams(0))
-    together = ours.perform(request(few, model.weights()))
+    together = ours.perform(request(few, model.vector()))
     assert isinstance(together, Summed)
     assert together.clients == (3, 1, 4)
-    apart = [one.perform(request(few, model.weights(), separate=True)) for one in (ours, theirs)]
+    apart = [one.perform(request(few, model.vector(), separate=True)) for one in (ours, theirs)]
     assert all(isinstance(one, Separate) and one.clients == (3, 1, 4) for one in apart)
 
 
@@ -190,9 +190,9 @@ def test_a_round_of_nobody_moves_nothing() -> None:
     model = mlp()
     for one in (clients(model, records()), ReferenceClients(model, records(), Streams(0))):
         for separate in (False, True):
-            uploads = one.perform(request({}, model.weights(), separate=separate))
+            uploads = one.perform(request({}, model.vector(), separate=separate))
             assert uploads.clients == ()
-            assert aggregate(model.weights(), uploads, {}).abs().sum() == 0
+            assert aggregate(model.vector(), uploads, {}).abs().sum() == 0
 
 
 def silent() -> tuple[Model, tuple[Records, ...]]:
@@ -228,10 +228,10 @@ def test_the_noise_of_a_sum_is_as_large_as_that_of_the_uploads(order: Order, siz
     model, data = silent()
     seen = Records(public(50).x, public().y)
     ours = clients(model, data, seen)
-    together = sum_of(ours, paid(order), model.weights(), 1, WEIGHTS)
+    together = sum_of(ours, paid(order), model.vector(), 1, WEIGHTS)
     expected = math.sqrt(sum((WEIGHTS[c] * size(records)) ** 2 for c, records in enumerate(SIZES)))
     assert together.std().item() == pytest.approx(expected, rel=0.05)
-    for client, upload in uploads_of(ours, paid(order), model.weights(), 1).items():
+    for client, upload in uploads_of(ours, paid(order), model.vector(), 1).items():
         assert upload.std().item() == pytest.approx(size(SIZES[client]), rel=0.05)
 
 
@@ -241,7 +241,7 @@ def test_the_noise_of_every_kind_of_order_is_in_the_sum() -> None:
     quiet = Order(steps=1, learning_rate=0.5, clip=RecordClip(1.0), noise=Gaussian(0.01))
     for loud in (replace(quiet, noise=Gaussian(3.0), noise_on="step"), replace(quiet, steps=2, noise=Gaussian(3.0))):
         orders = dict.fromkeys(range(len(SIZES)), quiet) | {3: loud}
-        together = sum_of(ours, paid(orders), model.weights(), 1, WEIGHTS)
+        together = sum_of(ours, paid(orders), model.vector(), 1, WEIGHTS)
         size = 3.0 if loud.noise_on == "upload" else 0.5 * 3.0 / SIZES[3]
         expected = math.hypot(WEIGHTS[3] * size, *(0.01 * WEIGHTS[c] for c in WEIGHTS if c != 3))
         assert together.std().item() == pytest.approx(expected, rel=0.05)
@@ -252,8 +252,8 @@ def test_a_sum_repeats_and_differs_from_round_to_round() -> None:
 
     def total(round: int, seed: int = 0) -> Tensor:
         ours = clients(model, records(), seed=seed)
-        first = sum_of(ours, order, model.weights(), round, WEIGHTS)
-        assert torch.equal(sum_of(ours, order, model.weights(), round, WEIGHTS), first)  # it is a function of its names
+        first = sum_of(ours, order, model.vector(), round, WEIGHTS)
+        assert torch.equal(sum_of(ours, order, model.vector(), round, WEIGHTS), first)  # it is a function of its names
         return first
 
     assert torch.equal(total(1), total(1))
@@ -268,9 +268,9 @@ def test_a_sampled_sum_is_right_on_average() -> None:
     order = Order(steps=1, learning_rate=1.0, batch=Poisson(0.3), clip=RecordClip(0.5))
     few = {client: Charged(order, 20) for client in (0, 1)}
     weights = {0: 1.0, 1: 2.0}
-    totals = torch.stack([sum_of(ours, few, model.weights(), round, weights) for round in range(300)])
+    totals = torch.stack([sum_of(ours, few, model.vector(), round, weights) for round in range(300)])
     full = {client: Charged(replace(order, batch=ORDERS["plain"].batch), 20) for client in (0, 1)}
-    expected = sum_of(ours, full, model.weights(), 1, {0: 1.0, 1: 2.0})
+    expected = sum_of(ours, full, model.vector(), 1, {0: 1.0, 1: 2.0})
     spread = totals.std(dim=0) / math.sqrt(len(totals))
     assert ((totals.mean(dim=0) - expected).abs() <= 4.5 * spread + 1e-12).all()
     assert (spread > 0).any()
@@ -283,13 +283,13 @@ def test_a_sampled_sum_is_right_on_average() -> None:
 def test_memory_changes_nothing(chunk: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = mlp(), records()
     orders = [paid(mixed(order)) for order in (ORDERS["everything"], SAMPLED["noise on steps"])]
-    whole = [rows(uploads_of(clients(model, data), order, model.weights(), 1)) for order in orders]
-    total = sum_of(clients(model, data), paid(ORDERS["records clipped"]), model.weights(), 1, WEIGHTS)
+    whole = [rows(uploads_of(clients(model, data), order, model.vector(), 1)) for order in orders]
+    total = sum_of(clients(model, data), paid(ORDERS["records clipped"]), model.vector(), 1, WEIGHTS)
     monkeypatch.setattr(stacked, "_CPU_CHUNK", chunk)
     monkeypatch.setattr(stacked, "_CPU_BLOCK", block)
     for order, expected in zip(orders, whole, strict=True):
-        assert_close(rows(uploads_of(clients(model, data), order, model.weights(), 1)), expected)
-    again = sum_of(clients(model, data), paid(ORDERS["records clipped"]), model.weights(), 1, WEIGHTS)
+        assert_close(rows(uploads_of(clients(model, data), order, model.vector(), 1)), expected)
+    again = sum_of(clients(model, data), paid(ORDERS["records clipped"]), model.vector(), 1, WEIGHTS)
     assert_close(again, total)
 
 
@@ -303,8 +303,8 @@ def test_the_number_of_threads_changes_nothing(chunk: int, monkeypatch: pytest.M
         torch.set_num_threads(threads)
         ours = clients(model, data)
         found.append([
-            rows(uploads_of(ours, order, model.weights(), 1)),
-            sum_of(ours, order, model.weights(), 1, WEIGHTS),
+            rows(uploads_of(ours, order, model.vector(), 1)),
+            sum_of(ours, order, model.vector(), 1, WEIGHTS),
         ])  # fmt: skip
         assert torch.get_num_threads() == threads
     assert_close(found[0][0], found[1][0])
@@ -339,10 +339,10 @@ def test_every_thread_trains_the_model_in_training(threads: int, monkeypatch: py
     monkeypatch.setattr(stacked, "_CPU_CHUNK", 1)
     torch.set_num_threads(threads)
     model, data = Model(Louder().double(), cross_entropy), records()
-    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), paid(ORDERS["everything"]), model.weights(), 1)
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), paid(ORDERS["everything"]), model.vector(), 1)
     ours = clients(model, data)
     model.module.eval()
-    assert_close(rows(uploads_of(ours, paid(ORDERS["everything"]), model.weights(), 1)), rows(theirs))
+    assert_close(rows(uploads_of(ours, paid(ORDERS["everything"]), model.vector(), 1)), rows(theirs))
 
 
 def test_a_module_that_keeps_what_it_saw_trains_on_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,8 +350,8 @@ def test_a_module_that_keeps_what_it_saw_trains_on_two_threads(monkeypatch: pyte
     torch.set_num_threads(2)
     model, data = Model(Remembering().double(), cross_entropy), records()
     ours = StackedClients(model, data, Streams(0), capabilities=capabilities_of(model, public()))
-    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), paid(ORDERS["everything"]), model.weights(), 1)
-    assert_close(rows(uploads_of(ours, paid(ORDERS["everything"]), model.weights(), 1)), rows(theirs))
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), paid(ORDERS["everything"]), model.vector(), 1)
+    assert_close(rows(uploads_of(ours, paid(ORDERS["everything"]), model.vector(), 1)), rows(theirs))
 
 
 # Broken and unusual records.
@@ -371,11 +371,11 @@ def test_a_broken_record_counts_as_zero(
     x[3, 1] = broken
     spoilt[2] = Records(x, data[2].y)
     order = paid(Order(steps=steps, learning_rate=0.5, clip=RecordClip(0.3, norm)))
-    expected = rows(uploads_of(ReferenceClients(model, tuple(spoilt), Streams(0)), order, model.weights(), 1))
+    expected = rows(uploads_of(ReferenceClients(model, tuple(spoilt), Streams(0)), order, model.vector(), 1))
     assert torch.isfinite(expected).all()
     ours = clients(model, tuple(spoilt))
-    assert_close(rows(uploads_of(ours, order, model.weights(), 1)), expected)
-    together = sum_of(ours, order, model.weights(), 1, WEIGHTS)
+    assert_close(rows(uploads_of(ours, order, model.vector(), 1)), expected)
+    together = sum_of(ours, order, model.vector(), 1, WEIGHTS)
     assert_close(together, sum(WEIGHTS[c] * row for c, row in enumerate(expected)))
 
 
@@ -384,8 +384,8 @@ def test_a_broken_record_of_one_client_does_not_reach_the_others(clip: ClientCli
     model, data = mlp(), records()
     spoilt = (*data[:2], Records(data[2].x.clone().fill_(math.nan), data[2].y), *data[3:])
     order = paid(Order(steps=2, learning_rate=0.5, clip=clip))
-    theirs = uploads_of(ReferenceClients(model, spoilt, Streams(0)), order, model.weights(), 1)
-    ours = uploads_of(clients(model, spoilt), order, model.weights(), 1)
+    theirs = uploads_of(ReferenceClients(model, spoilt, Streams(0)), order, model.vector(), 1)
+    ours = uploads_of(clients(model, spoilt), order, model.vector(), 1)
     torch.testing.assert_close(rows(ours), rows(theirs), rtol=1e-9, atol=1e-11, equal_nan=True)
     assert torch.isfinite(ours[1]).all()
 
@@ -410,13 +410,13 @@ def test_empty_batches_move_by_noise_alone() -> None:
     model, data = mlp(), records()
     quiet = Order(steps=2, learning_rate=0.5, batch=Poisson(1e-12), clip=RecordClip(0.3))
     ours = clients(model, data)
-    assert rows(uploads_of(ours, paid(quiet), model.weights(), 1)).abs().max() <= 1e-15
-    assert sum_of(ours, paid(quiet), model.weights(), 1, WEIGHTS).abs().max() <= 1e-15
+    assert rows(uploads_of(ours, paid(quiet), model.vector(), 1)).abs().max() <= 1e-15
+    assert sum_of(ours, paid(quiet), model.vector(), 1, WEIGHTS).abs().max() <= 1e-15
     single = replace(quiet, steps=1)
-    assert sum_of(ours, paid(single), model.weights(), 1, WEIGHTS).abs().sum() == 0
+    assert sum_of(ours, paid(single), model.vector(), 1, WEIGHTS).abs().sum() == 0
     loud = replace(quiet, noise=Gaussian(1.0), noise_on="step")
-    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), paid(loud), model.weights(), 1)
-    assert_close(rows(uploads_of(ours, paid(loud), model.weights(), 1)), rows(theirs))
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), paid(loud), model.vector(), 1)
+    assert_close(rows(uploads_of(ours, paid(loud), model.vector(), 1)), rows(theirs))
 
 
 class Angle(nn.Module):
@@ -436,11 +436,11 @@ def test_what_fills_gaps_counts_for_nothing_whatever_the_model_makes_of_it(
 ) -> None:
     model, data = Model(Angle().double(), cross_entropy), records()
     order = paid(Order(steps=2, learning_rate=0.5, clip=clip))
-    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), order, model.weights(), 1)
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), order, model.vector(), 1)
     ours = StackedClients(
         model, data, Streams(0), capabilities=capabilities_of(model, public())
     )  # it may well be refused
-    assert_close(rows(uploads_of(ours, order, model.weights(), 1)), rows(theirs))
+    assert_close(rows(uploads_of(ours, order, model.vector(), 1)), rows(theirs))
 
 
 @pytest.mark.parametrize("clip", [None, RecordClip(0.3), ClientClip(0.1)])
@@ -451,8 +451,8 @@ def test_words_of_clients_of_unlike_sizes(clip: RecordClip | ClientClip | None) 
     data = tuple(Records(torch.randint(0, 9, (len(y), 5), generator=source), y) for y in (one.y for one in records()))
     seen = Records(torch.randint(0, 9, (8, 5), generator=source), public().y)
     order = paid(Order(steps=2, learning_rate=0.5, clip=clip))
-    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), order, model.weights(), 1)
-    assert_close(rows(uploads_of(clients(model, data, seen), order, model.weights(), 1)), rows(theirs))
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), order, model.vector(), 1)
+    assert_close(rows(uploads_of(clients(model, data, seen), order, model.vector(), 1)), rows(theirs))
 
 
 # Models.
@@ -469,13 +469,13 @@ def test_dropout_repeats_with_the_streams_and_leaves_torchs_own_alone(apart: boo
     torch.set_num_threads(threads)
     order = paid(mixed(ORDERS["everything"]))
     model = dropping()
-    weights = model.weights()
+    parameters = model.vector()
 
     def upload(seed: int, round: int = 1) -> Tensor:
         ours = clients(model, records(), seed=seed)
         before = torch.get_rng_state()
-        apart_or_not = uploads_of(ours, order, weights, round) if apart else None
-        result = sum_of(ours, order, weights, round, WEIGHTS) if apart_or_not is None else rows(apart_or_not)
+        apart_or_not = uploads_of(ours, order, parameters, round) if apart else None
+        result = sum_of(ours, order, parameters, round, WEIGHTS) if apart_or_not is None else rows(apart_or_not)
         assert torch.equal(torch.get_rng_state(), before)
         return result
 
@@ -497,17 +497,17 @@ def test_dropout_is_the_same_on_one_thread_and_on_two(monkeypatch: pytest.Monkey
     found = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        found.append(rows(uploads_of(clients(model, data), paid(ORDERS["several steps"]), model.weights(), 1)))
+        found.append(rows(uploads_of(clients(model, data), paid(ORDERS["several steps"]), model.vector(), 1)))
     assert_close(*found)
 
 
 def test_dropout_drops_as_much_as_the_reference_client_on_average() -> None:
     model, data = dropping(), records(sizes=(6,))
     order = {0: Charged(Order(steps=1, learning_rate=1.0), 6)}
-    weights = model.weights()
+    parameters = model.vector()
     ours, theirs = clients(model, data), ReferenceClients(model, data, Streams(5))
     found, expected = (
-        torch.stack([uploads_of(one, order, weights, round)[0] for round in range(200)]) for one in (ours, theirs)
+        torch.stack([uploads_of(one, order, parameters, round)[0] for round in range(200)]) for one in (ours, theirs)
     )
     spread = torch.sqrt((found.var(dim=0) + expected.var(dim=0)) / 200)
     assert ((found.mean(dim=0) - expected.mean(dim=0)).abs() <= 4.5 * spread + 1e-12).all()
@@ -532,10 +532,10 @@ def test_a_model_of_unknown_layers_trains_by_the_reference_clients_loop(apart: b
     assert str(found) == "records' gradients at once"
     assert found.why_not == "Unknown is not among the layers that are known"
     order = paid(mixed(SAMPLED["noise on steps"]))
-    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), order, model.weights(), 1)
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), order, model.vector(), 1)
     ours = StackedClients(model, data, Streams(0), capabilities=found)
     assert ours.drawn_by == "client"
-    uploads = ours.perform(request(order, model.weights(), separate=apart))
+    uploads = ours.perform(request(order, model.vector(), separate=apart))
     assert isinstance(uploads, Separate)
     assert torch.equal(rows(uploads.by_client), rows(theirs))
 
@@ -586,11 +586,11 @@ def test_pooling_before_relu_is_the_same_where_numbers_tie(
     assert (convolved == 0).any()
     assert len(convolved.unique()) < 16  # there are ties, indeed
     order = paid(Order(steps=1, learning_rate=0.5, clip=RecordClip(0.3)))
-    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), order, model.weights(), 1)
-    assert_close(rows(uploads_of(clients(model, data, public(*shape)), order, model.weights(), 1)), rows(theirs))
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), order, model.vector(), 1)
+    assert_close(rows(uploads_of(clients(model, data, public(*shape)), order, model.vector(), 1)), rows(theirs))
     plain = paid(ORDERS["plain"])
-    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), plain, model.weights(), 1)
-    assert_close(rows(uploads_of(clients(model, data, public(*shape)), plain, model.weights(), 1)), rows(theirs))
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), plain, model.vector(), 1)
+    assert_close(rows(uploads_of(clients(model, data, public(*shape)), plain, model.vector(), 1)), rows(theirs))
 
 
 class OneBendForAll(nn.Module):
@@ -608,6 +608,6 @@ class OneBendForAll(nn.Module):
 
 def test_a_relu_of_two_places_stays_where_it_is() -> None:
     model, data = Model(OneBendForAll().double(), cross_entropy), records()
-    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), paid(ORDERS["everything"]), model.weights(), 1)
-    ours = uploads_of(clients(model, data), paid(ORDERS["everything"]), model.weights(), 1)
+    theirs = uploads_of(ReferenceClients(model, data, Streams(0)), paid(ORDERS["everything"]), model.vector(), 1)
+    ours = uploads_of(clients(model, data), paid(ORDERS["everything"]), model.vector(), 1)
     assert_close(rows(ours), rows(theirs))

@@ -54,12 +54,12 @@ def test_sums_are_those_of_the_reference_client(name: str, kind: str) -> None:
     with products("float32"):
         stacked = StackedClients(model, records, Streams(1), capabilities=capabilities_of(model, records[1]))
         weights = {0: 0.1, 1: 0.4, 2: 0.2, 3: 0.3}
-        theirs = uploads_of(ReferenceClients(model, records, Streams(1)), paid(ORDERS[kind]), model.weights(), 1)
+        theirs = uploads_of(ReferenceClients(model, records, Streams(1)), paid(ORDERS[kind]), model.vector(), 1)
         wanted = sum(weights[client] * update for client, update in theirs.items())
         for _ in range(4):  # eager, recorded, replayed twice
-            ours = sum_of(stacked, paid(ORDERS[kind]), model.weights(), 1, weights)
+            ours = sum_of(stacked, paid(ORDERS[kind]), model.vector(), 1, weights)
             assert torch.linalg.vector_norm(ours - wanted) <= 1e-3 * torch.linalg.vector_norm(wanted)
-        apart = uploads_of(stacked, paid(ORDERS[kind]), model.weights(), 1)
+        apart = uploads_of(stacked, paid(ORDERS[kind]), model.vector(), 1)
         for client, update in theirs.items():
             assert torch.linalg.vector_norm(apart[client] - update) <= 1e-3 * torch.linalg.vector_norm(update)
 
@@ -77,7 +77,7 @@ def rounds(name: str) -> list[torch.Tensor]:
         dict.fromkeys(range(4), 0.25),
     )
     with products("float32"):
-        return [sum_of(stacked, paid(NOISY), model.weights(), i, weights) for i in range(6)]
+        return [sum_of(stacked, paid(NOISY), model.vector(), i, weights) for i in range(6)]
 
 
 def test_replays_draw_anew_in_every_round_and_again_with_the_same_seed() -> None:
@@ -102,7 +102,7 @@ def test_recordings_of_several_kinds_share_their_memory_and_nothing_else() -> No
         stacked = StackedClients(model, records, Streams(1), capabilities=capabilities_of(model, records[1]))
 
         def sums(order: Order) -> torch.Tensor:
-            return sum_of(stacked, paid(order), model.weights(), 1, weights)
+            return sum_of(stacked, paid(order), model.vector(), 1, weights)
 
         eager = [sums(order) for order in orders]
         for _ in range(3):  # recorded, replayed in turn
@@ -113,8 +113,8 @@ def test_recordings_of_several_kinds_share_their_memory_and_nothing_else() -> No
 @each("name", ["mlp", "femnist-cnn-small", "ali-cnn"])
 def test_answers_are_those_of_the_reference_client(name: str) -> None:
     model, records = problem(name)
-    moved = {client: 0.1 * torch.randn_like(model.weights()) for client in (0, 1, 3)}
-    asked = (("loss", "curvature"), model.weights(), moved, model.weights() + moved[0])
+    moved = {client: 0.1 * torch.randn_like(model.vector()) for client in (0, 1, 3)}
+    asked = (("loss", "curvature"), model.vector(), moved, model.vector() + moved[0])
     with products("float32"):
         ours = StackedClients(model, records, Streams(1), capabilities=capabilities_of(model, records[1])).answer(
             *asked
@@ -131,7 +131,7 @@ def test_a_batch_that_did_not_fit_is_drawn_again_whole(monkeypatch: pytest.Monke
 
     def sums() -> torch.Tensor:
         stacked = StackedClients(model, records, Streams(5), capabilities=capabilities_of(model, records[1]))
-        return sum_of(stacked, paid(order), model.weights(), 1, weights)
+        return sum_of(stacked, paid(order), model.vector(), 1, weights)
 
     whole = sums()
     monkeypatch.setattr(draws, "room_for", lambda records, rate: 1)

@@ -69,25 +69,25 @@ def named(name: str) -> tuple[Model, Records]:
     return model, Records(x, y)
 
 
-def clipped(model: Model, batch: Records, bound: RecordClip, weights: Tensor | None = None) -> Tensor:
-    weights = model.weights() if weights is None else weights
-    return sum_of_clipped_layered(Layered(model), weights, batch.x, batch.y, bound)
+def clipped(model: Model, batch: Records, bound: RecordClip, parameters: Tensor | None = None) -> Tensor:
+    parameters = model.vector() if parameters is None else parameters
+    return sum_of_clipped_layered(Layered(model), parameters, batch.x, batch.y, bound)
 
 
 def quickly(model: Model, batch: Records, bound: RecordClip) -> Tensor:
     """Return the same without care: right, or not finite."""
     norms = torch.full((len(batch),), bound.clip_norm, dtype=torch.float64)
-    return Layered(model).sums(model.weights(), batch.x, batch.y, None, (norms, bound.norm), 1)[0]
+    return Layered(model).sums(model.vector(), batch.x, batch.y, None, (norms, bound.norm), 1)[0]
 
 
-def one_by_one(model: Model, batch: Records, weights: Tensor | None = None) -> Tensor:
+def one_by_one(model: Model, batch: Records, parameters: Tensor | None = None) -> Tensor:
     """Return the gradient of each record [R, d]."""
-    weights = model.weights() if weights is None else weights
-    return model.record_gradients(weights, batch.x, batch.y, vectorised=False)[0]
+    parameters = model.vector() if parameters is None else parameters
+    return model.record_gradients(parameters, batch.x, batch.y, vectorised=False)[0]
 
 
-def record_by_record(model: Model, batch: Records, bound: RecordClip, weights: Tensor | None = None) -> Tensor:
-    return sum_of_clipped([one_by_one(model, batch, weights)], bound.clip_norm, bound.norm)
+def record_by_record(model: Model, batch: Records, bound: RecordClip, parameters: Tensor | None = None) -> Tensor:
+    return sum_of_clipped([one_by_one(model, batch, parameters)], bound.clip_norm, bound.norm)
 
 
 def lengths(gradients: Tensor, norm: int) -> Tensor:
@@ -101,16 +101,16 @@ def assert_alike(ours: Tensor, theirs: Tensor, relative: float = 1e-5) -> None:
 
 def assert_trusted_and_right(model: Model, batch: Records, relative: float = 1e-5) -> Layered:
     """Check that the model is taken, and that sums are those of gradients formed one by one, for some clips."""
-    twin = layered(model, batch.x, batch.y)
-    assert twin is not None
+    layers = layered(model, batch.x, batch.y)
+    assert layers is not None
     model.module.train()
     alone = one_by_one(model, batch)
     for norm in (1, 2):
         reach = lengths(alone, norm)
         for bound in (float(reach.min()) / 2 or 0.1, float(reach.median()) or 0.1, float(reach.max()) * 2 or 0.1):
-            ours = sum_of_clipped_layered(twin, model.weights(), batch.x, batch.y, RecordClip(bound, norm))
+            ours = sum_of_clipped_layered(layers, model.vector(), batch.x, batch.y, RecordClip(bound, norm))
             assert_alike(ours, sum_of_clipped([alone], bound, norm), relative)
-    return twin
+    return layers
 
 
 # By hand.
@@ -164,12 +164,12 @@ def test_clients_with_models_of_their_own_by_hand() -> None:
     # once and twice: 2 + 2·3 = 8 and −2 − 2·3 = −8; not clipped, 2 + 2·4 = 10 and −2 − 2·12 = −26.
     model = Model(nn.Sequential(nn.Linear(1, 1, bias=False)), squared_error)
     x, y = torch.tensor([[1.0], [2.0], [1.0], [2.0]]), torch.tensor([0.0, 1.0, 0.0, 1.0])
-    weights, counts = torch.tensor([[1.0], [-1.0]]), torch.tensor([1.0, 2.0, 1.0, 2.0])
-    twin = Layered(model)
-    assert twin.sums(weights, x, y, counts, None, 2).tolist() == [[10.0], [-26.0]]
+    parameters, counts = torch.tensor([[1.0], [-1.0]]), torch.tensor([1.0, 2.0, 1.0, 2.0])
+    layers = Layered(model)
+    assert layers.sums(parameters, x, y, counts, None, 2).tolist() == [[10.0], [-26.0]]
     for norm in (1, 2):
         for careful in (False, True):
-            total = twin.sums(weights, x, y, counts, (torch.full((4,), 3.0), norm), 2, careful=careful)
+            total = layers.sums(parameters, x, y, counts, (torch.full((4,), 3.0), norm), 2, careful=careful)
             assert total.tolist() == [[pytest.approx(8.0)], [pytest.approx(-8.0)]]
 
 
@@ -241,34 +241,34 @@ def test_in_double_precision_they_agree_to_the_last_digits() -> None:
     assert layered(model, batch.x, batch.y) is not None
 
 
-def test_at_other_weights_than_the_modules() -> None:
+def test_at_other_parameters_than_the_modules() -> None:
     model, batch = mlp(), records(7)
-    weights = 3 * torch.randn(model.dim)
-    ours = clipped(model, batch, RecordClip(0.5), weights)
-    assert_alike(ours, record_by_record(model, batch, RecordClip(0.5), weights))
+    parameters = 3 * torch.randn(model.dim)
+    ours = clipped(model, batch, RecordClip(0.5), parameters)
+    assert_alike(ours, record_by_record(model, batch, RecordClip(0.5), parameters))
     assert not ours.requires_grad
 
 
-def test_weights_that_want_gradients_are_left_alone() -> None:
+def test_parameters_that_want_gradients_are_left_alone() -> None:
     model, batch = mlp(), records(7)
-    weights = model.weights().requires_grad_()
-    assert not clipped(model, batch, RecordClip(0.5), weights).requires_grad
-    assert weights.grad is None
+    parameters = model.vector().requires_grad_()
+    assert not clipped(model, batch, RecordClip(0.5), parameters).requires_grad
+    assert parameters.grad is None
 
 
 def test_nothing_is_left_behind() -> None:
     model, batch = mlp(), records(7)
-    before = model.weights().clone()
+    before = model.vector().clone()
     forwards = [layer.forward for layer in model.module.modules()]
-    twin = layered(model, batch.x, batch.y)
-    assert twin is not None
-    twin.sums(model.weights(), batch.x, batch.y, None, None, 1)
-    assert torch.equal(model.weights(), before)
-    assert all(p.grad is None for p in [*model.module.parameters(), *twin.module.parameters()])
+    layers = layered(model, batch.x, batch.y)
+    assert layers is not None
+    layers.sums(model.vector(), batch.x, batch.y, None, None, 1)
+    assert torch.equal(model.vector(), before)
+    assert all(p.grad is None for p in [*model.module.parameters(), *layers.module.parameters()])
     assert [layer.forward for layer in model.module.modules()] == forwards
     with pytest.raises(RuntimeError):
-        twin.sums(before, batch.x[:, :3], batch.y, None, None, 1)
-    total = twin.sums(before, batch.x, batch.y, None, None, 1)[0]  # a batch that failed is forgotten
+        layers.sums(before, batch.x[:, :3], batch.y, None, None, 1)
+    total = layers.sums(before, batch.x, batch.y, None, None, 1)[0]  # a batch that failed is forgotten
     assert_alike(total, 7 * model.gradient(before, batch.x, batch.y))
 
 
@@ -278,12 +278,12 @@ def test_several_clients_are_each_as_if_alone(name: str, bound: Norm | None) -> 
     model, batch = MODELS[name](), records(12)
     model.module.double()
     batch = Records(batch.x.double(), batch.y)
-    weights = model.weights() + 0.3 * torch.randn(3, model.dim, dtype=torch.float64)
+    parameters = model.vector() + 0.3 * torch.randn(3, model.dim, dtype=torch.float64)
     counts = torch.rand(12, dtype=torch.float64)
     limits = None if bound is None else (torch.linspace(0.1, 2, 12, dtype=torch.float64), bound)
-    twin = Layered(model)
-    for together, models in ((weights, weights), (weights[0], weights[:1].expand(3, -1))):
-        ours = twin.sums(together, batch.x, batch.y, counts, limits, 3)
+    layers = Layered(model)
+    for together, models in ((parameters, parameters), (parameters[0], parameters[:1].expand(3, -1))):
+        ours = layers.sums(together, batch.x, batch.y, counts, limits, 3)
         assert ours.shape == (3, model.dim)
         for client, own in enumerate(models):
             rows = range(4 * client, 4 * client + 4)
@@ -299,7 +299,7 @@ def test_several_clients_are_each_as_if_alone(name: str, bound: Norm | None) -> 
 def test_lengths_are_those_of_the_records_own_gradients(norm: Norm) -> None:
     for name in ("mlp", "softmax", "svm", "ali-cnn"):
         model, batch = named(name)
-        found = Layered(model).record_lengths(model.weights(), batch.x, batch.y, norm)
+        found = Layered(model).record_lengths(model.vector(), batch.x, batch.y, norm)
         torch.testing.assert_close(found, lengths(one_by_one(model, batch), norm), rtol=1e-5, atol=1e-30)
 
 
@@ -416,7 +416,7 @@ def test_a_tiny_gradient_is_not_lost() -> None:
     model = classifier(nn.Linear(2, 2, bias=False))
     model.load(torch.tensor([30.0, 0.0, -21.5, 0.0]))
     batch = Records(torch.tensor([[1.0, 0.5]]), torch.tensor([0]))
-    expected = model.gradient(model.weights(), batch.x, batch.y)
+    expected = model.gradient(model.vector(), batch.x, batch.y)
     for total in (clipped, quickly):
         torch.testing.assert_close(total(model, batch, RecordClip(1.0)), expected, rtol=1e-5, atol=0.0)
 
@@ -463,9 +463,9 @@ def test_a_hinge_whose_records_are_all_beyond_it_teaches_nothing_and_is_known() 
     model = Model(nn.Sequential(nn.Linear(FEATURES, 1)), hinge)
     model.load(torch.tensor([0.0] * FEATURES + [5.0]))
     batch = Records(0.1 * records(12).x, torch.ones(12).long())
-    twin = layered(model, batch.x, batch.y)
-    assert twin is not None
-    assert twin.sums(model.weights(), batch.x, batch.y, None, None, 1).abs().sum() == 0
+    layers = layered(model, batch.x, batch.y)
+    assert layers is not None
+    assert layers.sums(model.vector(), batch.x, batch.y, None, None, 1).abs().sum() == 0
 
 
 class Twice(nn.Module):
@@ -487,7 +487,7 @@ class Unused(nn.Module):
 
 
 class Borrowed(nn.Module):
-    """The layer's weights are used once by the layer and once behind its back."""
+    """The layer's parameters are used once by the layer and once behind its back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -620,9 +620,9 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
     "a layer used twice": Twice,
     "a layer never used": Unused,
     "one layer in two places": one_layer_in_two_places,
-    "tied weights": tied,
-    "weights used elsewhere too": Borrowed,
-    "weights used elsewhere while training": BorrowedWhileTraining,
+    "tied parameters": tied,
+    "parameters used elsewhere too": Borrowed,
+    "parameters used elsewhere while training": BorrowedWhileTraining,
     "records that mix": Mixed,
     "records that mix while training": MixedWhileTraining,
     "a layer run by its class": Aside,
@@ -787,10 +787,10 @@ class Asserting(Borrowed):
 def test_the_question_alone_does_not_end_a_training(module: type[nn.Module]) -> None:
     # They train well enough with gradients formed one by one.
     model, batch = Model(module(), cross_entropy), records(12)
-    model.gradient(model.weights(), batch.x, batch.y)
-    twin = layered(model, batch.x, batch.y)
-    if twin is not None:
-        ours = sum_of_clipped_layered(twin, model.weights(), batch.x, batch.y, RecordClip(0.5))
+    model.gradient(model.vector(), batch.x, batch.y)
+    layers = layered(model, batch.x, batch.y)
+    if layers is not None:
+        ours = sum_of_clipped_layered(layers, model.vector(), batch.x, batch.y, RecordClip(0.5))
         assert_alike(ours, record_by_record(model, batch, RecordClip(0.5)))
 
 
@@ -852,27 +852,27 @@ def test_inplace_layers_are_known() -> None:
 def test_dropout_is_known(inplace: bool) -> None:
     model = classifier(nn.Linear(FEATURES, 8), nn.Dropout(0.5, inplace=inplace), nn.Tanh(), nn.Linear(8, CLASSES))
     batch = records(12)
-    twin = layered(model, batch.x, batch.y)
-    assert twin is not None
-    assert twin.random
+    layers = layered(model, batch.x, batch.y)
+    assert layers is not None
+    assert layers.random
     model.module.train()
     torch.manual_seed(5)
-    ours = sum_of_clipped_layered(twin, model.weights(), batch.x, batch.y, RecordClip(1e6))
+    ours = sum_of_clipped_layered(layers, model.vector(), batch.x, batch.y, RecordClip(1e6))
     torch.manual_seed(5)  # the same units are dropped
-    assert_alike(ours, 12 * model.gradient(model.weights(), batch.x, batch.y))
+    assert_alike(ours, 12 * model.gradient(model.vector(), batch.x, batch.y))
 
 
 def test_randomness_is_noticed_although_it_seldom_shows() -> None:
     # A layer that drops one number in a thousand drops none in most batches of eight.
     batch = records(12)
     rare = classifier(nn.Linear(FEATURES, 8), nn.Dropout(0.001), nn.Linear(8, CLASSES))
-    twin = layered(rare, batch.x, batch.y)
-    assert twin is None or twin.random
+    layers = layered(rare, batch.x, batch.y)
+    assert layers is None or layers.random
     never = classifier(nn.Linear(FEATURES, 8), nn.Dropout(0.0), nn.Linear(8, CLASSES))
     for model in (never, mlp()):
-        twin = layered(model, batch.x, batch.y)
-        assert twin is not None
-        assert not twin.random
+        layers = layered(model, batch.x, batch.y)
+        assert layers is not None
+        assert not layers.random
 
 
 @each("frozen", [0, 1, 2])
@@ -969,7 +969,7 @@ def test_known_norms_serve_the_layer_that_sees_the_records(
     norm: Norm, before: nn.Module, shape: tuple[int, ...], seen: bool
 ) -> None:
     model, data = classifier(before, nn.Linear(6, CLASSES)), shaped(*shape)
-    twin = Layered(model)
+    layers = Layered(model)
     asked: list[Any] = []
     bound = (torch.full((12,), 0.7, dtype=torch.float64), norm)
 
@@ -977,12 +977,12 @@ def test_known_norms_serve_the_layer_that_sees_the_records(
         asked.append(None)
         return data.x.flatten(1).abs().pow(norm).sum(dim=1)
 
-    ours = twin.sums(model.weights(), data.x, data.y, None, bound, 1, powers=known)
-    theirs = twin.sums(model.weights(), data.x, data.y, None, bound, 1)
+    ours = layers.sums(model.vector(), data.x, data.y, None, bound, 1, powers=known)
+    theirs = layers.sums(model.vector(), data.x, data.y, None, bound, 1)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     assert bool(asked) == seen
     if seen:  # a wrong norm would be seen
-        wrong = twin.sums(model.weights(), data.x, data.y, None, bound, 1, powers=lambda: 100 * known())
+        wrong = layers.sums(model.vector(), data.x, data.y, None, bound, 1, powers=lambda: 100 * known())
         assert wrong.norm() < 0.8 * theirs.norm()
-    careful = twin.sums(model.weights(), data.x, data.y, None, bound, 1, powers=lambda: 100 * known(), careful=True)
+    careful = layers.sums(model.vector(), data.x, data.y, None, bound, 1, powers=lambda: 100 * known(), careful=True)
     torch.testing.assert_close(careful, theirs, rtol=1e-5, atol=1e-6)  # who is careful measures again

@@ -1,4 +1,4 @@
-"""Every kind of layer, under shared weights and under each client's own, against autograd record by record."""
+"""Every kind of layer, under shared parameters and under each client's own, against autograd record by record."""
 
 from collections.abc import Callable
 from typing import Any
@@ -50,38 +50,38 @@ class Bend(nn.Module):
 def assert_right(module: nn.Module, x: Tensor) -> None:
     """Compare gradients, lengths and sums, clipped and not, with those of single records; and ask if it is trusted."""
     model, y = Model(module.double(), cross_entropy), torch.arange(len(x)) % CLASSES
-    twin = Layered(model)
-    own = model.weights() + 0.2 * torch.randn(CLIENTS, model.dim, dtype=torch.float64)
+    layers = Layered(model)
+    own = model.vector() + 0.2 * torch.randn(CLIENTS, model.dim, dtype=torch.float64)
     each = len(x) // CLIENTS
-    for weights in (own[0], own):
-        models = weights if weights.ndim == 2 else weights.expand(CLIENTS, -1)
+    for parameters in (own[0], own):
+        models = parameters if parameters.ndim == 2 else parameters.expand(CLIENTS, -1)
         alone = torch.stack([model.gradient(models[r // each], x[r : r + 1], y[r : r + 1]) for r in range(len(x))])
-        assert_formed(twin, weights, Records(x, y), alone)
+        assert_formed(layers, parameters, Records(x, y), alone)
         counts = torch.rand(len(x), dtype=torch.float64)
         for norm in (1, 2, None):
-            assert_summed(twin, weights, Records(x, y), alone, counts, norm)
-            assert_summed(twin, weights, Records(x, y), alone, None, norm)
-        if weights.ndim == 1:
-            whole = twin.sums(weights, x, y, counts, None, 1)[0]
+            assert_summed(layers, parameters, Records(x, y), alone, counts, norm)
+            assert_summed(layers, parameters, Records(x, y), alone, None, norm)
+        if parameters.ndim == 1:
+            whole = layers.sums(parameters, x, y, counts, None, 1)[0]
             torch.testing.assert_close(whole, counts @ alone, rtol=1e-9, atol=1e-10)
     assert layered(model, x, y) is not None
 
 
-def assert_formed(twin: Layered, weights: Tensor, batch: Records, alone: Tensor) -> None:
+def assert_formed(layers: Layered, parameters: Tensor, batch: Records, alone: Tensor) -> None:
     parts = {
         (f"{name}.{part}" if name else part): value
-        for name, layer in twin.gradients(weights, batch.x, batch.y).items()
+        for name, layer in layers.gradients(parameters, batch.x, batch.y).items()
         for part, value in layer.form().items()
     }
-    formed = torch.cat([parts[name].flatten(1) for name in twin.model.split(weights)], dim=1)
+    formed = torch.cat([parts[name].flatten(1) for name in layers.model.split(parameters)], dim=1)
     torch.testing.assert_close(formed, alone, rtol=1e-9, atol=1e-10)
     for norm in (1, 2):
-        found = twin.record_lengths(weights, batch.x, batch.y, norm)
+        found = layers.record_lengths(parameters, batch.x, batch.y, norm)
         torch.testing.assert_close(found, torch.linalg.vector_norm(alone, ord=norm, dim=1), rtol=1e-9, atol=1e-12)
 
 
 def assert_summed(
-    twin: Layered, weights: Tensor, batch: Records, alone: Tensor, counts: Tensor | None, norm: Norm | None
+    layers: Layered, parameters: Tensor, batch: Records, alone: Tensor, counts: Tensor | None, norm: Norm | None
 ) -> None:
     scales, bound = torch.ones(len(alone), dtype=torch.float64), None
     if norm is not None:
@@ -93,7 +93,7 @@ def assert_summed(
         scales = scales * counts
     expected = (scales[:, None] * alone).view(CLIENTS, -1, alone.shape[1]).sum(dim=1)
     for careful in (False, True):
-        ours = twin.sums(weights, batch.x, batch.y, counts, bound, CLIENTS, careful=careful)
+        ours = layers.sums(parameters, batch.x, batch.y, counts, bound, CLIENTS, careful=careful)
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-10)
 
 
@@ -179,17 +179,21 @@ def test_a_signal_behind_another_hands_derivatives_on() -> None:
 
 
 @both_ways
-def test_other_records_and_other_weights_are_not_taken_for_the_last_ones() -> None:
+def test_other_records_and_other_parameters_are_not_taken_for_the_last_ones() -> None:
     model = Model(Bend(nn.Conv2d(1, 2, 3)).double(), cross_entropy)
-    twin, y, bound = Layered(model), torch.zeros(RECORDS).long(), (torch.full((RECORDS,), 0.1, dtype=torch.float64), 2)
-    for weights in (model.weights(), model.weights().expand(CLIENTS, -1)):
+    layers, y, bound = (
+        Layered(model),
+        torch.zeros(RECORDS).long(),
+        (torch.full((RECORDS,), 0.1, dtype=torch.float64), 2),
+    )
+    for parameters in (model.vector(), model.vector().expand(CLIENTS, -1)):
         for x in (numbers(1, 4, 4), numbers(1, 4, 4), numbers(1, 5, 5)):
-            clients = len(weights) if weights.ndim == 2 else 1
-            ours = twin.sums(weights, x, y, None, bound, clients).sum(dim=0)
-            alone = Layered(model).sums(model.weights(), x, y, None, bound, 1)[0]
+            clients = len(parameters) if parameters.ndim == 2 else 1
+            ours = layers.sums(parameters, x, y, None, bound, clients).sum(dim=0)
+            alone = Layered(model).sums(model.vector(), x, y, None, bound, 1)[0]
             torch.testing.assert_close(ours, alone, rtol=1e-9, atol=1e-10)
-            again = twin.sums(2 * weights, x, y, None, bound, clients).sum(dim=0)
-            alone = Layered(model).sums(2 * model.weights(), x, y, None, bound, 1)[0]
+            again = layers.sums(2 * parameters, x, y, None, bound, clients).sum(dim=0)
+            alone = Layered(model).sums(2 * model.vector(), x, y, None, bound, 1)[0]
             torch.testing.assert_close(again, alone, rtol=1e-9, atol=1e-10)
 
 
@@ -266,7 +270,7 @@ def test_the_word_for_padding_learns_nothing(padding: int) -> None:
     x[:, 4] = padding % 7
     assert_right(Bend(layer), x)
     model = Model(Bend(layer.double()), cross_entropy)
-    total = Layered(model).sums(model.weights(), x, torch.zeros(RECORDS).long(), None, None, 1)
+    total = Layered(model).sums(model.vector(), x, torch.zeros(RECORDS).long(), None, None, 1)
     assert total.view(7, 4)[padding].abs().sum() == 0
     assert total.abs().sum() > 0
 

@@ -56,8 +56,8 @@ def test_sums_of_gradients_are_autograds_for_clients_of_any_size(
     shared = torch.randn(model.dim, dtype=torch.float64)
     own = torch.randn(3, model.dim, dtype=torch.float64)
     chosen = [4, 0, 3]
-    for weights, models in ((shared, shared.expand(3, -1)), (own, own)):
-        found = moments.sums(weights, torch.tensor(chosen))
+    for parameters, models in ((shared, shared.expand(3, -1)), (own, own)):
+        found = moments.sums(parameters, torch.tensor(chosen))
         for row, at, client in zip(found, models, chosen, strict=True):
             mine = clients[client]
             expected = len(mine) * model.gradient(at, mine.x, mine.y)

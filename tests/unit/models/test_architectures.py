@@ -50,7 +50,7 @@ def test_every_model_is_measured_here() -> None:
 def test_the_number_of_parameters_is_exact(name: str, shape: tuple[int, ...], classes: int | None) -> None:
     model = make(name, shape, classes)
     assert model.dim == SIZES[name, shape, classes]
-    assert model.weights().shape == (model.dim,)
+    assert model.vector().shape == (model.dim,)
 
 
 @each(("name", "shape", "classes"), SIZES)
@@ -59,7 +59,7 @@ def test_a_batch_goes_through_and_costs_something_finite(
 ) -> None:
     model = make(name, shape, classes)
     x = torch.linspace(0, 1, 3 * math.prod(shape)).reshape(3, *shape)
-    parameters = model.split(model.weights())
+    parameters = model.split(model.vector())
     outputs = model.outputs(parameters, x)
     assert outputs.shape == (3, 1 if name in ("linear", "svm") else classes)
     assert ARCHITECTURES[name].loss(outputs, labels(3, classes)).shape == (3,)  # one value a record
@@ -69,14 +69,14 @@ def test_a_batch_goes_through_and_costs_something_finite(
 
 
 @each(("name", "shape", "classes"), SIZES)
-def test_the_stream_decides_the_weights(name: str, shape: tuple[int, ...], classes: int | None) -> None:
-    one, same, other = (make(name, shape, classes, seed).weights() for seed in (1, 1, 2))
+def test_the_stream_decides_the_parameters(name: str, shape: tuple[int, ...], classes: int | None) -> None:
+    one, same, other = (make(name, shape, classes, seed).vector() for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 
 
 @each(("name", "shape", "classes"), SIZES)
-def test_weights_fill_plus_minus_one_over_the_root_of_fan_in(
+def test_parameters_fill_plus_minus_one_over_the_root_of_fan_in(
     name: str, shape: tuple[int, ...], classes: int | None
 ) -> None:
     layers = [layer for layer in make(name, shape, classes).module if isinstance(layer, (nn.Linear, nn.Conv2d))]  # type: ignore[attr-defined]
@@ -128,7 +128,7 @@ def test_a_small_image_goes_through_or_is_refused(name: str, side: int) -> None:
         model = make(name, (1, side, side), 10)
     except BadInput:
         return
-    assert model.outputs(model.split(model.weights()), torch.zeros(2, 1, side, side)).shape == (2, 10)
+    assert model.outputs(model.split(model.vector()), torch.zeros(2, 1, side, side)).shape == (2, 10)
 
 
 def test_losses_by_hand() -> None:

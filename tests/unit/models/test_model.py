@@ -1,4 +1,4 @@
-"""A model is a vector of weights and a loss; a record's gradient is the same however it is computed."""
+"""A model is a vector of parameters and a loss; a record's gradient is the same however it is computed."""
 
 import math
 from typing import Any
@@ -57,9 +57,9 @@ def model_and_data(make: Any, count: int = 6, **options: Any) -> tuple[Model, Re
     return Model(module, cross_entropy, **options), Records(x, torch.arange(count) % 4)
 
 
-def record_gradients(model: Model, weights: Tensor, x: Tensor, y: Tensor, *, vectorised: bool) -> Tensor:
-    """Return [B, d]: the blocks lie side by side in the order of the weights."""
-    return torch.cat(model.record_gradients(weights, x, y, vectorised=vectorised), dim=1)
+def record_gradients(model: Model, parameters: Tensor, x: Tensor, y: Tensor, *, vectorised: bool) -> Tensor:
+    """Return [B, d]: the blocks lie side by side in the order of the parameters."""
+    return torch.cat(model.record_gradients(parameters, x, y, vectorised=vectorised), dim=1)
 
 
 def by_plain_autograd(model: Model, records: Records) -> Tensor:
@@ -72,47 +72,47 @@ def by_plain_autograd(model: Model, records: Records) -> Tensor:
     return torch.stack(rows)
 
 
-def test_weights_are_a_copy_in_the_order_of_the_module() -> None:
+def test_the_vector_is_a_copy_in_the_order_of_the_module() -> None:
     module = nn.Linear(2, 1)
     with torch.no_grad():
         module.weight.copy_(torch.tensor([[1.0, 2.0]]))
         module.bias.copy_(torch.tensor([3.0]))
     model = Model(module, cross_entropy)
-    weights = model.weights()
-    assert weights.tolist() == [1.0, 2.0, 3.0]
-    weights.zero_()
-    assert model.weights().tolist() == [1.0, 2.0, 3.0]
+    parameters = model.vector()
+    assert parameters.tolist() == [1.0, 2.0, 3.0]
+    parameters.zero_()
+    assert model.vector().tolist() == [1.0, 2.0, 3.0]
 
 
-def test_split_and_load_invert_weights() -> None:
+def test_split_and_load_invert_the_vector() -> None:
     model = Model(mlp(), cross_entropy)
-    weights = torch.arange(float(model.dim))
-    parts = model.split(weights)
+    parameters = torch.arange(float(model.dim))
+    parts = model.split(parameters)
     assert {name: tuple(part.shape) for name, part in parts.items()} == {
         "0.weight": (5, 3),
         "0.bias": (5,),
         "2.weight": (4, 5),
         "2.bias": (4,),
     }
-    assert torch.equal(torch.cat([part.flatten() for part in parts.values()]), weights)
-    model.load(weights)
-    assert torch.equal(model.weights(), weights)
+    assert torch.equal(torch.cat([part.flatten() for part in parts.values()]), parameters)
+    model.load(parameters)
+    assert torch.equal(model.vector(), parameters)
     assert torch.equal(model.module[2].weight.detach(), torch.arange(20.0, 40.0).reshape(4, 5))  # type: ignore[index]
 
 
 def test_mean_loss_is_torchs_own() -> None:
     model, records = model_and_data(mlp)
-    ours = model.mean_loss(model.split(model.weights()), records.x, records.y)
+    ours = model.mean_loss(model.split(model.vector()), records.x, records.y)
     assert torch.equal(ours, functional.cross_entropy(model.module(records.x), records.y, reduction="none").mean())
 
 
 def test_the_gradient_by_hand() -> None:
     # Loss (w·x − y)² at w = 2: x = 3, y = 1 gives 2·(6 − 1)·3 = 30; x = 1, y = 4 gives 2·(2 − 4)·1 = −4.
     model = Model(nn.Linear(1, 1, bias=False), lambda outputs, y: (outputs.squeeze(-1) - y).square())
-    weights, x, y = torch.tensor([2.0]), torch.tensor([[3.0], [1.0]]), torch.tensor([1.0, 4.0])
+    parameters, x, y = torch.tensor([2.0]), torch.tensor([[3.0], [1.0]]), torch.tensor([1.0, 4.0])
     for vectorised in (True, False):
-        assert record_gradients(model, weights, x, y, vectorised=vectorised).tolist() == [[30.0], [-4.0]]
-    assert model.gradient(weights, x, y).tolist() == [13.0]
+        assert record_gradients(model, parameters, x, y, vectorised=vectorised).tolist() == [[30.0], [-4.0]]
+    assert model.gradient(parameters, x, y).tolist() == [13.0]
 
 
 @pytest.mark.parametrize("make", [mlp, cnn])
@@ -121,17 +121,17 @@ def test_record_gradients_agree_with_plain_autograd(make: Any) -> None:
     expected = by_plain_autograd(model, records)
     assert model.vectorises(records.x, records.y)
     for vectorised in (True, False):
-        gradients = record_gradients(model, model.weights(), records.x, records.y, vectorised=vectorised)
+        gradients = record_gradients(model, model.vector(), records.x, records.y, vectorised=vectorised)
         torch.testing.assert_close(gradients, expected, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(model.gradient(model.weights(), records.x, records.y), expected.mean(0))
+    torch.testing.assert_close(model.gradient(model.vector(), records.x, records.y), expected.mean(0))
 
 
-def test_gradients_are_taken_at_the_weights_that_are_asked_about() -> None:
+def test_gradients_are_taken_at_the_parameters_that_are_asked_about() -> None:
     model, records = model_and_data(mlp)
-    weights = model.weights() + 0.1
-    asked = record_gradients(model, weights, records.x, records.y, vectorised=True)
-    assert not torch.equal(model.weights(), weights)  # the module itself has not moved
-    model.load(weights)
+    parameters = model.vector() + 0.1
+    asked = record_gradients(model, parameters, records.x, records.y, vectorised=True)
+    assert not torch.equal(model.vector(), parameters)  # the module itself has not moved
+    model.load(parameters)
     torch.testing.assert_close(asked, by_plain_autograd(model, records), rtol=1e-10, atol=1e-12)
 
 
@@ -140,10 +140,10 @@ def test_every_records_gradient_holds_the_ridge_penalty(vectorised: bool) -> Non
     # The gradient of κ/2·‖w‖² is κ·w, in each record's gradient and so in their mean.
     plain, records = model_and_data(mlp)
     ridged, _ = model_and_data(mlp, ridge=0.3)
-    weights = plain.weights()
-    rows = [record_gradients(m, weights, records.x, records.y, vectorised=vectorised) for m in (plain, ridged)]
-    torch.testing.assert_close(rows[1] - rows[0], (0.3 * weights).expand_as(rows[0]), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(ridged.gradient(weights, records.x, records.y), rows[1].mean(0))
+    parameters = plain.vector()
+    rows = [record_gradients(m, parameters, records.x, records.y, vectorised=vectorised) for m in (plain, ridged)]
+    torch.testing.assert_close(rows[1] - rows[0], (0.3 * parameters).expand_as(rows[0]), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(ridged.gradient(parameters, records.x, records.y), rows[1].mean(0))
 
 
 def test_frozen_parameters_stay_out() -> None:
@@ -152,10 +152,10 @@ def test_frozen_parameters_stay_out() -> None:
     before = module[0].weight.clone()  # type: ignore[index]
     model = Model(module, cross_entropy, ridge=0.1)
     assert model.dim == 4 * 5 + 4
-    assert list(model.split(model.weights())) == ["2.weight", "2.bias"]
+    assert list(model.split(model.vector())) == ["2.weight", "2.bias"]
     x, y = torch.ones(2, 3), torch.tensor([0, 1])
     for vectorised in (True, False):
-        assert record_gradients(model, model.weights(), x, y, vectorised=vectorised).shape == (2, 24)
+        assert record_gradients(model, model.vector(), x, y, vectorised=vectorised).shape == (2, 24)
     model.load(torch.zeros(24))
     assert torch.equal(module[0].weight, before)  # type: ignore[index]
 
@@ -171,7 +171,7 @@ def test_a_parameter_that_the_loss_never_sees_has_a_zero_gradient() -> None:
 
     model = Model(Idle(), cross_entropy)
     for vectorised in (True, False):
-        rows = record_gradients(model, model.weights(), torch.ones(2, 3), torch.tensor([0, 1]), vectorised=vectorised)
+        rows = record_gradients(model, model.vector(), torch.ones(2, 3), torch.tensor([0, 1]), vectorised=vectorised)
         assert rows[:, :2].abs().max() == 0
         assert rows[:, 2:].abs().max() > 0
 
@@ -188,12 +188,12 @@ def test_integer_buffers_are_left_alone() -> None:
 
     model = Model(Picky(), cross_entropy)
     assert model.dim == 2 * 4 + 4
-    assert "columns" not in model.split(model.weights())
+    assert "columns" not in model.split(model.vector())
     model.load(torch.full((12,), 0.5))
     assert model.module.columns.tolist() == [2, 0]  # type: ignore[operator]
     assert model.module.columns.dtype == torch.int64
     records = Records(torch.tensor([[1.0, 9.0, 2.0], [0.0, 9.0, 1.0]]), torch.tensor([0, 3]))
-    rows = [record_gradients(model, model.weights(), records.x, records.y, vectorised=v) for v in (True, False)]
+    rows = [record_gradients(model, model.vector(), records.x, records.y, vectorised=v) for v in (True, False)]
     torch.testing.assert_close(*rows)
 
 
@@ -311,12 +311,12 @@ def test_check_refuses_a_loss_that_is_not_finite(value: float) -> None:
 @pytest.mark.parametrize("vectorised", [True, False])
 def test_a_mean_loss_and_a_loss_of_each_record_are_the_same(vectorised: bool) -> None:
     model, records = model_and_data(mlp)
-    weights, rows, means = model.weights(), [], []
+    parameters, rows, means = model.vector(), [], []
     for reduction in ("mean", "none"):
-        twin = Model(model.module, nn.CrossEntropyLoss(reduction=reduction))
-        twin.check(records.x, records.y)
-        rows.append(record_gradients(twin, weights, records.x, records.y, vectorised=vectorised))
-        means.append(twin.gradient(weights, records.x, records.y))
+        same = Model(model.module, nn.CrossEntropyLoss(reduction=reduction))
+        same.check(records.x, records.y)
+        rows.append(record_gradients(same, parameters, records.x, records.y, vectorised=vectorised))
+        means.append(same.gradient(parameters, records.x, records.y))
     torch.testing.assert_close(*rows, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(*means, rtol=1e-12, atol=1e-14)
 
@@ -325,7 +325,7 @@ def test_what_cannot_be_vectorised_is_right_one_by_one() -> None:
     model, records = model_and_data(Branching)
     assert len({bool(x > 0) for x in records.x[:, 0]}) == 2  # both branches are taken
     assert model.vectorises(records.x, records.y) is False
-    rows = record_gradients(model, model.weights(), records.x, records.y, vectorised=False)
+    rows = record_gradients(model, model.vector(), records.x, records.y, vectorised=False)
     torch.testing.assert_close(rows, by_plain_autograd(model, records), rtol=1e-10, atol=1e-12)
 
 
@@ -334,11 +334,11 @@ def test_a_recurrent_model_is_right_whichever_way_it_is_taken() -> None:
     model, records = model_and_data(Recurrent)
     ways = {False, model.vectorises(records.x, records.y)}
     for vectorised in ways:
-        rows = record_gradients(model, model.weights(), records.x, records.y, vectorised=vectorised)
+        rows = record_gradients(model, model.vector(), records.x, records.y, vectorised=vectorised)
         torch.testing.assert_close(rows, by_plain_autograd(model, records), rtol=1e-8, atol=1e-10)
 
 
-def test_tied_weights_count_once() -> None:
+def test_tied_parameters_count_once() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
     module[2].weight = module[0].weight
     model = Model(module.double(), cross_entropy)
@@ -346,5 +346,5 @@ def test_tied_weights_count_once() -> None:
     records = Records(torch.eye(3, dtype=torch.float64), torch.tensor([0, 1, 2]))
     expected = by_plain_autograd(model, records)
     for vectorised in (True, False):
-        rows = record_gradients(model, model.weights(), records.x, records.y, vectorised=vectorised)
+        rows = record_gradients(model, model.vector(), records.x, records.y, vectorised=vectorised)
         torch.testing.assert_close(rows, expected, rtol=1e-10, atol=1e-12)

@@ -167,7 +167,7 @@ RIDGES = [
 def test_ridge_regression(spectrum: Sequence[float], ridge: float, bias: bool) -> None:
     clients = regression(spectrum, UNEQUAL)
     model = Model(linear(len(spectrum), bias=bias), half_square, ridge=ridge)
-    truth = known(clients, model.weights().numpy(), ridge=ridge, bias=bias)
+    truth = known(clients, model.vector().numpy(), ridge=ridge, bias=bias)
     if not bias:
         assert truth["strong_convexity"] == pytest.approx(min(spectrum) + ridge)
     found = probe(model, clients)
@@ -186,7 +186,7 @@ def test_clients_that_want_the_same_model_have_their_longest_gradients_at_first(
     one = regression(np.geomspace(0.5, 4.0, 6), [40])[0]
     clients = [Records(one.x * factor, one.y * factor) for factor in (1.0, 1.2, 0.8)]
     model = Model(linear(6), half_square)
-    truth = known(clients, model.weights().numpy())
+    truth = known(clients, model.vector().numpy())
     assert truth["heterogeneity"] == pytest.approx(0.0, abs=0.1)
     found = probe(model, clients)
     assert_known(found, truth, ("strong_convexity", "smoothness", "gradient_bound", "lipschitz", "divergence"))
@@ -196,21 +196,21 @@ def test_clients_that_want_the_same_model_have_their_longest_gradients_at_first(
 def test_units_of_the_targets_are_taken_along(scale: float) -> None:
     clients = regression(np.geomspace(0.5, 20.0, 8), UNEQUAL, scale=scale)
     model = Model(linear(8), half_square)
-    assert_known(probe(model, clients), known(clients, model.weights().numpy()))
+    assert_known(probe(model, clients), known(clients, model.vector().numpy()))
 
 
 @pytest.mark.parametrize("factor", [1e-3, 1e3])
 def test_units_of_the_features_are_taken_along(factor: float) -> None:
     clients = [Records(one.x * factor, one.y) for one in regression(np.geomspace(0.5, 20.0, 8), UNEQUAL)]
     model = Model(linear(8), half_square)
-    assert_known(probe(model, clients), known(clients, model.weights().numpy()))
+    assert_known(probe(model, clients), known(clients, model.vector().numpy()))
 
 
 def test_the_first_model_is_the_one_that_was_passed_in() -> None:
     clients = regression(np.geomspace(0.5, 4.0, 6), UNEQUAL)
     for seed in (1, 2):
         model = Model(linear(6, seed=seed), half_square)
-        assert_known(probe(model, clients), known(clients, model.weights().numpy()))
+        assert_known(probe(model, clients), known(clients, model.vector().numpy()))
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,7 @@ def plain() -> tuple[list[Records], Model, Truth, Constants]:
     """Return the clients and the model of a plain regression, its constants, and those that a probe finds."""
     clients = regression(np.geomspace(0.5, 4.0, 6), UNEQUAL)
     model = Model(linear(6), half_square)
-    return clients, model, known(clients, model.weights().numpy()), probe(model, clients)
+    return clients, model, known(clients, model.vector().numpy()), probe(model, clients)
 
 
 # (b) Quadratics: records are points, and a model is as good as it is near to them, axis by axis.
@@ -334,7 +334,7 @@ def test_heterogeneity_is_right_however_far_the_descent_came(condition: float) -
     clients = regression(np.geomspace(1.0, condition, 100), (60, 50, 70, 60))
     model = Model(linear(100), half_square)
     found = probe(model, clients)
-    assert_known(found, known(clients, model.weights().numpy()), ("heterogeneity",), rel=PROBED)
+    assert_known(found, known(clients, model.vector().numpy()), ("heterogeneity",), rel=PROBED)
 
 
 def test_directions_without_any_curvature_are_flat() -> None:
@@ -537,12 +537,12 @@ def test_softmax_distances_are_squares() -> None:
     # At the least loss of a penalised problem the optimum is unique: found here by plain descent.
     clients, model = labelled(), softmax(ridge=0.2)
     pooled = Records(torch.cat([one.x for one in clients]), torch.cat([one.y for one in clients]))
-    twin = Model(copy.deepcopy(model.module).double(), model.loss, ridge=0.2)
-    first = weights = twin.weights()
+    precise = Model(copy.deepcopy(model.module).double(), model.loss, ridge=0.2)
+    first = parameters = precise.vector()
     for _ in range(2000):
-        weights = weights - 0.3 * twin.gradient(weights, pooled.x.double(), pooled.y)
+        parameters = parameters - 0.3 * precise.gradient(parameters, pooled.x.double(), pooled.y)
     found = probe(model, clients)
-    assert found.initial_distance == pytest.approx(float((first - weights).square().sum()), rel=1e-6)
+    assert found.initial_distance == pytest.approx(float((first - parameters).square().sum()), rel=1e-6)
 
 
 # (f) Nothing but the arguments counts, and they stay as they are.
@@ -584,7 +584,7 @@ def test_single_precision_gives_what_double_precision_does() -> None:
     model = Model(linear(6, dtype=torch.float32), half_square)
     found = probe(model, single)
     assert_curved(found)
-    assert_known(found, known(single, model.weights().double().numpy()))
+    assert_known(found, known(single, model.vector().double().numpy()))
 
 
 def test_layers_that_are_random_in_training() -> None:
@@ -619,8 +619,8 @@ def test_of_many_records_an_even_part_is_looked_at(monkeypatch: pytest.MonkeyPat
     blocks = regression(np.geomspace(0.5, 4.0, 6), (20, 30, 10))
     clients = [Records(one.x.repeat(16, 1), one.y.repeat(16)) for one in blocks]
     model = Model(linear(6), half_square)
-    truth = known(blocks, model.weights().numpy())
-    assert truth == pytest.approx(known(clients, model.weights().numpy()))
+    truth = known(blocks, model.vector().numpy())
+    assert truth == pytest.approx(known(clients, model.vector().numpy()))
     seen = []
     field = estimate_constants._Probe.field
     monkeypatch.setattr(
@@ -648,7 +648,7 @@ def test_clients_with_a_record_each() -> None:
     found = probe(model, clients)
     assert_sound(found)
     assert found.record_spread == 0.0
-    assert_known(found, known(clients, model.weights().numpy()))
+    assert_known(found, known(clients, model.vector().numpy()))
 
 
 # What is said about it.

@@ -133,7 +133,7 @@ def test_the_loss_is_on_public_records_that_nobody_trained_on() -> None:
 def moved(stage: Stage, system: PrivateSystem, seed: int) -> torch.Tensor:
     """Return by how much a whole trial moves the model."""
     model, reached = trained(stage, system, seed)
-    return reached - model.weights()
+    return reached - model.vector()
 
 
 NOISY: dict[str, tuple[str, dict[str, Any]]] = {
@@ -188,7 +188,7 @@ def test_batches_are_sampled_from_as_many_records_as_clients_have(monkeypatch: p
 
 
 def test_without_noise_to_speak_of_a_trial_learns() -> None:
-    # The twin of the test above: what noise is scaled by must not scale the gradients.
+    # The counterpart of the test above: what noise is scaled by must not scale the gradients.
     for name, given in (("udp", {}), ("fedsgd-dpc", {}), ("dpsgd-fedavg", {"local_steps": 2, "sampling_rate": 0.9})):
         of = task(name, epsilon=1e3, rounds=20, **given)
         stage = Stage(of, time_limit=1.0, on_trial=None)

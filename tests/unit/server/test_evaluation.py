@@ -43,26 +43,26 @@ def test_batches_change_nothing(batch: int, name: str, monkeypatch: pytest.Monke
     model = build(name, shape=(4,), classes=2, rng=Streams(0).public.generator("model"))
     source = torch.Generator().manual_seed(0)
     records = Records(torch.randn(7, 4, generator=source), torch.randint(0, 2, (7,), generator=source))
-    whole = evaluate(model, model.weights(), records)
+    whole = evaluate(model, model.vector(), records)
     monkeypatch.setattr(evaluation, "_BATCH", batch)
-    pieces = evaluate(model, model.weights(), records)
+    pieces = evaluate(model, model.vector(), records)
     assert pieces.accuracy == whole.accuracy
     assert pieces.loss == pytest.approx(whole.loss, rel=1e-6)
 
 
-def test_the_weights_that_are_asked_about_are_scored() -> None:
+def test_the_parameters_that_are_asked_about_are_scored() -> None:
     model = build("linear", shape=(1,), classes=None, rng=Streams(0).public.generator("model"))
-    before = model.weights()
+    before = model.vector()
     records = Records(torch.tensor([[1.0]]), torch.tensor([5.0]))
     assert evaluate(model, torch.tensor([5.0, 0.0]), records).loss == 0.0
-    assert torch.equal(model.weights(), before)
+    assert torch.equal(model.vector(), before)
 
 
 def test_dropout_is_off() -> None:
     module = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2)).train()
     model = Model(module, nn.CrossEntropyLoss(), classify=lambda outputs: outputs.argmax(-1))
     records = Records(torch.ones(5, 3), torch.zeros(5).long())
-    assert evaluate(model, model.weights(), records) == evaluate(model, model.weights(), records)
+    assert evaluate(model, model.vector(), records) == evaluate(model, model.vector(), records)
 
 
 def test_a_model_that_diverged_has_no_finite_loss() -> None:

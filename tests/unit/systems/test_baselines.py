@@ -48,7 +48,7 @@ def play_rounds(
     *,
     ledger: Ledger | None = None,
 ) -> Tensor:
-    """Play some rounds and return the weights."""
+    """Play some rounds and return the parameters."""
     clients, learner, streams = clients or federation(), model(), Streams(2)
     performers: ReferenceClients | StackedClients = ReferenceClients(learner, clients, streams)
     if backend == "stacked":
@@ -100,7 +100,7 @@ def test_fedprox_without_a_pull_is_fedavg(sampling_rate: float | None, trained: 
 
 
 def test_a_pull_keeps_clients_nearer_to_the_broadcast_model(trained: Callable[..., Tensor]) -> None:
-    start = model().weights()
+    start = model().vector()
     moved = [
         torch.linalg.vector_norm(trained(FedProx(proximal=proximal, local_steps=5, lr=0.5), 1) - start).item()
         for proximal in (0.0, 0.2, 1.0)

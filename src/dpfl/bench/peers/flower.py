@@ -128,7 +128,7 @@ def _worker(path: str) -> Callable[[Tensor, int], Tensor]:
     order, model = Order.from_json(facts["order"]), json.loads(facts["model"])
     assert isinstance(order.clip, ClientClip | RecordClip)
     assert isinstance(order.noise, Gaussian)
-    rng = Streams(0).public.generator("model")  # every message brings the weights
+    rng = Streams(0).public.generator("model")  # every message brings the parameters
     learner = build(model["name"], shape=tuple(model["shape"]), classes=model["classes"], rng=rng)
     module, loss = learner.module.to(facts["device"]), learner.loss
     clip_norm, noise_std = order.clip.clip_norm, order.noise.std

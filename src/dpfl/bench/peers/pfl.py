@@ -81,6 +81,6 @@ def prepare(problem: DrawnWorkload) -> Callable[[], Tensor]:
             warnings.filterwarnings("ignore", message="To copy construct from a tensor", category=UserWarning)
             sums, metrics = backend.gather_results(model, algorithm, central_context=context)
         algorithm.process_aggregated_statistics(context, metrics, model, sums)
-        return problem.model.weights()
+        return problem.model.vector()
 
     return play
