@@ -27,6 +27,10 @@ def _on_gpu(x: Tensor) -> bool:
     return x.is_cuda
 
 
+def _in_tf32() -> bool:
+    return bool(torch.backends.cudnn.allow_tf32)
+
+
 def as_image(x: Tensor) -> Tensor:
     """View signals [R, C, L] as images of height 1 and keep images [R, C, H, W], channels last in memory."""
     return _channels_last(x[:, :, None] if x.ndim == 3 else x)
@@ -54,15 +58,16 @@ def convolve(
     By patches, which are kept, where there are several kernels, and where gradients are wanted apart and the image is
     the record itself: the patches are then needed anyway. Else by torch's convolution, and the image is kept.
 
-    A GPU is slow to convolve the few channels of a record, and fast later on: there patches are taken of records alone,
-    and if no norms are asked for it convolves client by client.
+    A GPU is slow to convolve the few channels of a record, and fast later on where it may multiply in TF32: then patches
+    are taken of records alone, and if no norms are asked for it convolves client by client. In full precision products
+    of patches are faster throughout.
 
     recall: where the patches of records are remembered, which are the same in every step on the same batch.
     """
     shared = weight.ndim == layer.weight.ndim
     if shared and (image.requires_grad or not (apart or _on_gpu(image))):
         return image, _convolved(layer, image, weight, bias)
-    if _on_gpu(image) and image.requires_grad and not measured:
+    if _on_gpu(image) and _in_tf32() and image.requires_grad and not measured:
         kernels = weight[:, :, :, None] if weight.ndim == 4 else weight
         kernels = kernels.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)  # at once, and not one by one
         each = zip(image.chunk(len(weight)), kernels, strict=True)

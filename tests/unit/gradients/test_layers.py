@@ -113,9 +113,10 @@ def test_a_module_that_is_itself_a_layer() -> None:
 # Convolutions, by the ways of a CPU and by those of a GPU, which give the same numbers anywhere.
 
 
-@pytest.fixture(params=["CPU", "GPU"])
+@pytest.fixture(params=["CPU", "GPU", "GPU in TF32"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpfl.gradients.convolution._on_gpu", lambda x: request.param == "GPU")
+    monkeypatch.setattr("dpfl.gradients.convolution._on_gpu", lambda x: "GPU" in request.param)
+    monkeypatch.setattr("dpfl.gradients.convolution._in_tf32", lambda: "TF32" in request.param)
 
 
 both_ways = pytest.mark.usefixtures("way")
