@@ -58,7 +58,7 @@ def convolve(
     By patches, which are kept, where there are several kernels, and where gradients are wanted apart and the image is
     the record itself: the patches are then needed anyway. Else by torch's convolution, and the image is kept.
 
-    A GPU is slow to convolve the few channels of a record, and fast later on where it may multiply in TF32: then patches
+    A GPU is slow to convolve the few channels of a record, and fast later on if it may multiply in TF32: then patches
     are taken of records alone, and if no norms are asked for it convolves client by client. In full precision products
     of patches are faster throughout.
 
