@@ -5,9 +5,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from dpfl.clients.uploads import Request, Separate, Uploads
-from dpfl.errors import BudgetRefused
+from dpfl.errors import BadInput, BudgetRefused
 from dpfl.orders import Order
 from dpfl.privacy.mechanisms import add_noise
 from dpfl.server.aggregation import aggregate
@@ -38,20 +39,29 @@ def ask(session: Session[S], state: S) -> Request:
     charged = session.ledger.charge(orders)
     weights = session.system.weights(state, sorted(charged))
     refused = tuple(sorted(orders.keys() - charged.keys()))
-    return Request(session.run, state.round + 1, charged, refused, state.model, weights, session.separate)
+    # Whoever performs can read what was paid for, and change nothing of it.
+    paid, counted = MappingProxyType(charged), MappingProxyType(weights)
+    return Request(session.run, state.round + 1, paid, refused, state.model, counted, session.separate)
 
 
 def combine(session: Session[S], state: S, request: Request, uploads: Uploads) -> tuple[S, Outcome]:
     """Move the model by what was uploaded, and let the system decide what changes for the next round."""
-    system, answered = session.system, sorted(request.charged)
+    system, answered = session.system, sorted(uploads.clients)
+    if not request.charged.keys() >= set(answered):
+        strangers = sorted(set(answered) - request.charged.keys())
+        raise BadInput(
+            f"clients must upload what was charged and nothing else, but {strangers} uploaded in round {request.round};"
+            " hand in clients that perform the request"
+        )
     if session.on_uploads is not None and isinstance(uploads, Separate):
-        session.on_uploads(request.round, dict(uploads.by_client))
+        session.on_uploads(request.round, {client: upload.clone() for client, upload in uploads.by_client.items()})
     total = aggregate(state.model, uploads, request.weights)
     downlink = system.downlink(state, answered)
     if downlink is not None:  # noise of the server's own, against readers of the model
         total = add_noise(total, downlink, session.streams.secret.generator("downlink", round=request.round))
     # From here on everything is made of what readers may know, so that it costs them and nobody else anything.
-    session.ledger.broadcast(request.weights, noise_std=downlink.std if downlink else 0.0)
+    counted = {client: request.weights[client] for client in answered}
+    session.ledger.broadcast(counted, noise_std=downlink.std if downlink else 0.0)
     model, memory = system.optimiser.step(state.model, total, state.server, round=request.round, rounds=state.rounds)
     needs = system.needs
     score = session.public.score(model, request.round) if "public loss" in needs else None

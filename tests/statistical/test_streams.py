@@ -59,9 +59,9 @@ def test_two_roots_and_the_keys_of_clients_are_apart() -> None:
         assert abs(np.corrcoef(one, other)[0, 1]) * np.sqrt(2000) < 4.5
     assert len({root.key for root in roots}) == len(roots)
     # What may be written down tells nothing of what may not: without a seed the two are drawn apart.
-    one, other = Streams(None), Streams(None)
-    assert len({one.public.key, one.secret.key, other.public.key, other.secret.key}) == 4
-    assert "key" not in repr(one.secret)
+    first, second = Streams(None), Streams(None)
+    assert len({first.public.key, first.secret.key, second.public.key, second.secret.key}) == 4
+    assert "key" not in repr(first.secret)
 
 
 def test_a_clients_noise_is_a_function_of_its_key_the_run_the_round_and_the_order() -> None:

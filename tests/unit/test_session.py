@@ -139,6 +139,59 @@ def test_what_cannot_begin_leaves_nothing_behind(tmp_path: Any) -> None:
     assert not (tmp_path / "run").exists()
 
 
+class Strangers(ReferenceClients):
+    """Upload for a client that nobody asked."""
+
+    def perform(self, request: dpfl.Request) -> dpfl.Separate:
+        honest = super().perform(request)
+        return dpfl.Separate({**honest.by_client, 99: next(iter(honest.by_client.values()))})
+
+
+class Greedy(ReferenceClients):
+    """Ask for more than was paid."""
+
+    def perform(self, request: dpfl.Request) -> dpfl.Separate:
+        request.charged[99] = next(iter(request.charged.values()))  # type: ignore[index]
+        return super().perform(request)
+
+
+class Fewer(ReferenceClients):
+    """Lose an upload on the way."""
+
+    def perform(self, request: dpfl.Request) -> dpfl.Separate:
+        everyone = super().perform(request)
+        return dpfl.Separate({client: upload for client, upload in everyone.by_client.items() if client != 2})
+
+
+def test_what_nobody_paid_for_is_no_upload() -> None:
+    with pytest.raises(BadInput, match=r"clients must upload what was charged .* but \[99\] uploaded in round 1"):
+        dpfl.train(dpfl.UDP(rounds=2), digits(), seed=1, clients=Strangers)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        dpfl.train(dpfl.UDP(rounds=2), digits(), seed=1, clients=Greedy)
+
+
+def test_who_was_charged_and_lost_has_still_paid() -> None:
+    run = dpfl.train(dpfl.UDP(rounds=2), digits(), seed=1, clients=Fewer)
+    whole = dpfl.train(dpfl.UDP(rounds=2), digits(), seed=1, backend="reference")
+    assert [line.server_epsilon for line in run.certificate.spending] == [
+        line.server_epsilon for line in whole.certificate.spending
+    ]
+    assert run.certificate.spending[2].released_epsilon == 0.0  # nothing of it is in any model
+    assert run.certificate.spending[1].released_epsilon > whole.certificate.spending[1].released_epsilon
+
+
+def test_a_look_cannot_touch_what_is_added_up() -> None:
+    def spoil(round: int, uploads: dict[int, Tensor]) -> None:
+        for upload in uploads.values():
+            upload.zero_()
+        uploads.clear()
+
+    alone = dpfl.train(dpfl.UDP(rounds=3), digits(), seed=1)
+    assert dpfl.train(dpfl.UDP(rounds=3), digits(), seed=1, on_uploads=spoil).loss == pytest.approx(
+        alone.loss, rel=1e-5
+    )
+
+
 # The engine is told aloud.
 
 
