@@ -18,7 +18,7 @@ from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import walk
 from dpfl.server.evaluation import Score
-from dpfl.session import Session, problem_of
+from dpfl.session import Session, follows_uploads, problem_of
 from dpfl.streams import Streams
 from dpfl.systems import PrivateSystem, System
 
@@ -77,7 +77,7 @@ def rehearse(system: System[Any], sizes: Sequence[int], streams: Streams) -> Cer
     A controller is told what lets it go on longest: losses that keep falling, and no curvature to speak of (each local
     step moves the model by nearly the same).
     """
-    ledger = Ledger(system.promise(sizes), sizes, system=system.name)
+    ledger = Ledger(system.promise(sizes), sizes, system=system.name, follows_uploads=follows_uploads(system))
     model = Model(_OneParameter(), lambda outputs, targets: outputs)
     session = Session(
         system, problem_of(system, sizes, 1, streams), model, PricedClients(len(sizes)), ledger, streams, _FallingLoss()

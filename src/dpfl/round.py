@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from numpy.random import Generator
+from torch import Tensor
+
 from dpfl.clients.uploads import Request, Separate, Uploads
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.orders import Order
@@ -23,6 +26,7 @@ class Outcome:
 
     orders: dict[int, Order]  # those that were paid for
     refused: tuple[int, ...]  # clients whose budget could not pay
+    answered: tuple[int, ...] = ()  # clients whose uploads arrived
     public: Score | None = None  # of the model that is sent out, where the system looks at it
 
 
@@ -41,29 +45,27 @@ def ask(session: Session[S], state: S) -> Request:
     refused = tuple(sorted(orders.keys() - charged.keys()))
     # Whoever performs can read what was paid for, and change nothing of it.
     paid, counted = MappingProxyType(charged), MappingProxyType(weights)
-    return Request(session.run, state.round + 1, paid, refused, state.model, counted, session.separate)
+    return Request(
+        session.run, state.round + 1, session.ledger.charged, paid, refused, state.model.clone(), counted,
+        session.separate,
+    )  # fmt: skip
 
 
 def combine(session: Session[S], state: S, request: Request, uploads: Uploads) -> tuple[S, Outcome]:
     """Move the model by what was uploaded, and let the system decide what changes for the next round."""
     system, answered = session.system, sorted(uploads.clients)
-    if not request.charged.keys() >= set(answered):
-        strangers = sorted(set(answered) - request.charged.keys())
-        raise BadInput(
-            f"clients must upload what was charged and nothing else, but {strangers} uploaded in round {request.round};"
-            " hand in clients that perform the request"
-        )
+    _require_performed(request, uploads, state.model)
     if session.on_uploads is not None and isinstance(uploads, Separate):
         session.on_uploads(request.round, {client: upload.clone() for client, upload in uploads.by_client.items()})
     total = aggregate(state.model, uploads, request.weights)
     downlink = system.downlink(state, answered)
     if downlink is not None:  # noise of the server's own, against readers of the model
-        total = add_noise(total, downlink, session.streams.secret.generator("downlink", round=request.round))
+        total = add_noise(total, downlink, _downlink_stream(session, request))
     # From here on everything is made of what readers may know, so that it costs them and nobody else anything.
     counted = {client: request.weights[client] for client in answered}
     session.ledger.broadcast(counted, noise_std=downlink.std if downlink else 0.0)
     model, memory = system.optimiser.step(state.model, total, state.server, round=request.round, rounds=state.rounds)
-    needs = system.needs
+    needs = session.needs
     score = session.public.score(model, request.round) if "public loss" in needs else None
     feedback = Feedback(
         answered=answered,
@@ -74,8 +76,33 @@ def combine(session: Session[S], state: S, request: Request, uploads: Uploads) -
     )
     spent = state.spent.union(request.refused).difference(request.charged)
     after = replace(state, model=model, round=request.round, server=memory, spent=spent)
+    adapted = system.adapt(after, feedback)  # the next round may be different
+    if adapted.round != after.round or adapted.model is not after.model:
+        raise BadInput(
+            f"adapt of {system.name} must leave the round and the model as they are, but changed them: noise was paid"
+            " for this round, and readers' privacy is that of the sum; let the server's optimiser move the model"
+        )
     paid = {client: receipt.order for client, receipt in request.charged.items()}
-    return system.adapt(after, feedback), Outcome(paid, request.refused, score)  # the next round may be different
+    return adapted, Outcome(paid, request.refused, tuple(answered), score)
+
+
+def _require_performed(request: Request, uploads: Uploads, model: Tensor) -> None:
+    """Refuse uploads that nobody paid for, or that are not what was asked for."""
+    strangers = sorted(set(uploads.clients) - request.charged.keys())
+    if strangers:
+        raise BadInput(
+            f"clients must upload what was charged and nothing else, but {strangers} uploaded in round {request.round};"
+            " hand in clients that perform the request"
+        )
+    if request.separate and not isinstance(uploads, Separate):
+        raise BadInput("clients must return uploads one by one where they are asked to, but returned their sum")
+    parts = uploads.by_client.values() if isinstance(uploads, Separate) else (uploads.total,)
+    if not all(part.shape == model.shape for part in parts):
+        raise BadInput(f"uploads must have the shape of the model, {list(model.shape)}, but one of them has not")
+
+
+def _downlink_stream(session: Session[S], request: Request) -> Generator:
+    return session.streams.secret.generator("downlink", run=request.run, round=request.charge)
 
 
 def walk(session: Session[S], state: S) -> Iterator[tuple[S, Outcome]]:
@@ -94,7 +121,9 @@ def walk(session: Session[S], state: S) -> Iterator[tuple[S, Outcome]]:
                     return
                 raise
             session.ledger.pass_over()
-            state = replace(state, round=state.round + 1, spent=state.spent | refused)
+            ahead = state.round + 1
+            model = session.system.optimiser.sent_out(state.model, state.server, round=ahead, rounds=state.rounds)
+            state = replace(state, model=model, round=ahead, spent=state.spent | refused)
             outcome = Outcome({}, tuple(sorted(refused)))
         played = played or bool(outcome.orders)
         yield state, outcome

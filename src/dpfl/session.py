@@ -6,7 +6,8 @@ records (a pilot), that train many times at once (repetitions), or that are mach
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic
+from functools import cached_property
+from typing import Any, Generic
 
 from torch import Tensor
 
@@ -47,25 +48,31 @@ class Session(Generic[S]):
 
     def __post_init__(self) -> None:
         system = self.system
-        unpaid(system.promise(self.problem.sizes), questions_in(system.needs))
-        wanted = {*system.needs, *(() if self.on_uploads is None else ("uploads",))}
+        promise = self.ledger.promise or system.promise(self.problem.sizes)  # of public records nothing is promised
+        unpaid(promise, questions_in(self.needs))
+        wanted = {*self.needs, *(() if self.on_uploads is None else ("uploads",))}
         for need, words in _NEEDS.items():
             if need in wanted and need not in self.clients.serves:
                 raise BadInput(
                     f"clients must be able to give {words}, which"
-                    f" {system.name if need in system.needs else 'on_uploads'} needs, but these cannot"
+                    f" {system.name if need in self.needs else 'on_uploads'} needs, but these cannot"
                     f" ({self.clients.engine.name}); choose other clients or another system"
                 )
-        if system.averaged and (system.until_spent or system.needs):
+        if system.averaged and (system.until_spent or self.needs):
             raise BadInput(
                 f"averaged must be 0 for {system.name} here, whose last round is not known in advance, was"
                 f" {system.averaged:g}; leave it out"
             )
 
+    @cached_property
+    def needs(self) -> frozenset[Need]:
+        """Return what the system looks at, asked once: what was checked is what is served."""
+        return self.system.needs
+
     @property
     def separate(self) -> bool:
         """Tell whether somebody looks at uploads one by one: the system, a question or a log."""
-        return bool({"uploads", "curvature"} & self.system.needs) or self.on_uploads is not None
+        return bool({"uploads", "curvature"} & self.needs) or self.on_uploads is not None
 
     @property
     def run(self) -> str:
@@ -78,11 +85,16 @@ class Session(Generic[S]):
         model: what it starts from; the model's own parameters if left out.
         """
         start = self.model.vector() if model is None else model
-        needs = self.system.needs
+        needs = self.needs
         score = self.public.score(start, 0) if "public loss" in needs else None
         answers = self.clients.answer(questions_in(needs), start, Separate({}), start)
         feedback = Feedback(public_loss=score.loss if score else None, answers=answers)
         return self.system.begin(self.problem, start, feedback)
+
+
+def follows_uploads(system: System[Any]) -> bool:
+    """Tell whether what is sent out may depend on uploads in other ways than through their noised sum."""
+    return bool({"uploads", "loss", "curvature"} & system.needs)
 
 
 def problem_of(system: System[S], sizes: Sequence[int], dim: int, streams: Streams) -> Problem:

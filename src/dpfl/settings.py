@@ -94,9 +94,8 @@ class TrainSettings:
     draws: Literal["cohort", "client"] | None = field(
         default=None,
         metadata=about(
-            "Who draws noise and batches: a cohort from one stream, which is fast, or each client from its own, as the"
-            " reference client does. The law is the same, the numbers under a seed are not. What suits the backend if"
-            " left out.",
+            "Who draws noise and batches: a cohort from one stream, or each client from its own; the law is the same."
+            " What suits the backend if left out.",
             metavar="cohort|client",
         )
         | {"added": "0.2"},

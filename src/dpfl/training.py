@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypedDict
@@ -30,7 +31,7 @@ from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import Outcome, walk
 from dpfl.server.evaluation import PublicSplit, Score, evaluate
-from dpfl.session import OnUploads, Session, problem_of
+from dpfl.session import OnUploads, Session, follows_uploads, problem_of
 from dpfl.settings import Settings, TrainSettings, read, takes
 from dpfl.streams import Streams, fresh_seed
 from dpfl.systems import System
@@ -53,7 +54,7 @@ class RoundMetrics(TypedDict):
 OnRound = Callable[[RoundMetrics], None]
 OnOpen = Callable[[Session[Any]], None]
 
-_OWN = "# The data or the model was handed over in Python: repeat this run from there.\n"
+_OWN = "# Data, model or clients were handed over in Python: repeat this run from there.\n"
 _SLOW = 3.0  # times a plain step, from which on a fall-back is worth a word
 
 
@@ -176,19 +177,20 @@ def train(
         performers, chosen = made, replace(chosen, draws=made.drawn_by)
     engine, promise = performers.engine, system.promise(federation.sizes)
     config = Config(system, settings_of(federation, **asdict(chosen) | {"model": learner.name}))
+    environment = _environment(federation, chosen.device, engine, streams)
+    ledger_in = partial(
+        Ledger, promise, federation.sizes, system=system.name, config=config.hash, seeded=streams.seeded,
+        noise_source=None if clients is None else "the clients that were handed in",
+        follows_uploads=follows_uploads(system), versions=environment["versions"],
+    )  # fmt: skip
     session = Session(
         system, problem_of(system, federation.sizes, learner.dim, streams), learner, performers,
-        Ledger(promise, federation.sizes), streams, PublicSplit(learner, validation), on_uploads,
+        ledger_in(books=None if chosen.ledger is None else Books(Path(chosen.ledger), create=False)), streams,
+        PublicSplit(learner, validation), on_uploads,
     )  # fmt: skip
-    state = session.begin()  # what cannot begin leaves nothing behind: only now is a ledger opened on disk
-    environment = _environment(federation, chosen.device, engine, streams)
-    session = replace(
-        session,
-        ledger=Ledger(
-            promise, federation.sizes, books=_books(chosen.ledger, folder), system=system.name, config=config.hash,
-            seeded=streams.seeded, versions=environment["versions"],
-        ),
-    )  # fmt: skip
+    state = session.begin()
+    if chosen.ledger is None:  # what cannot begin leaves nothing behind: only now is a new ledger made
+        session = replace(session, ledger=ledger_in(books=_books(folder)))
     for caution in (*(cautions(promise, federation.sizes) if promise is not None else ()), *_slow(engine)):
         warnings.warn(caution, Caution, stacklevel=2)
 
@@ -196,14 +198,14 @@ def train(
     environment["ledger"] = run_folder.LEDGER if chosen.ledger is None else str(Path(chosen.ledger).resolve())
     environment["run"] = session.ledger.run.name  # as the ledger knows it
     if folder is not None:
-        note = "" if federation.recipe is not None and not isinstance(model, nn.Module) else _OWN
+        named = federation.recipe is not None and not isinstance(model, nn.Module) and clients is None
+        note = "" if named else _OWN
         run_folder.create(folder, note + config.to_toml())
         run_folder.write_json(folder, run_folder.ENVIRONMENT, environment)
-    if on_open is not None:
-        on_open(session)
-
     history: list[RoundMetrics] = []
     try:
+        if on_open is not None:
+            on_open(session)
         with products(chosen.precision):
             for reached, outcome in walk(session, state):
                 state = reached
@@ -251,9 +253,7 @@ def as_model(model: str | nn.Module | None, loss: Loss | None, federation: Feder
     return Model(model, loss, classify=None if federation.classes is None else lambda outputs: outputs.argmax(-1))
 
 
-def _books(ledger: str | None, folder: Path | None) -> Books:
-    if ledger is not None:
-        return Books(Path(ledger), create=False)
+def _books(folder: Path | None) -> Books:
     if folder is None:
         return Books()
     run_folder.make(folder)
@@ -285,7 +285,7 @@ def metrics_of(round: int, outcome: Outcome, public: Score | None, test: Score |
         "validation_accuracy": None if public is None else public.accuracy,
         "noise_std": sum(stds) / len(stds) if stds else None,
         "local_steps": max((order.steps for order in orders), default=0),
-        "cohort": len(orders),
+        "cohort": len(outcome.answered),
         "refused": list(outcome.refused),
     }
 

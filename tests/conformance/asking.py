@@ -27,7 +27,7 @@ def request(
     separate: bool = False,
 ) -> Request:
     counted = dict.fromkeys(charged, 1.0) if weights is None else weights
-    return Request("simulation", round, charged, (), model, counted, separate)
+    return Request("simulation", round, round, charged, (), model, counted, separate)
 
 
 def uploads_of(clients: Clients, charged: Mapping[int, Charged], model: Tensor, round: int = 1) -> Mapping[int, Tensor]:

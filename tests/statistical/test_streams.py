@@ -67,7 +67,7 @@ def test_two_roots_and_the_keys_of_clients_are_apart() -> None:
 def test_a_clients_noise_is_a_function_of_its_key_the_run_the_round_and_the_order() -> None:
     def noise(streams: Streams, client: int = 0, run: str = "a", round: int = 1, rate: float = 0.5) -> list[float]:
         paid = {i: Charged(Order(steps=1, learning_rate=rate), 3) for i in {0, client}}
-        asked = Request(run, round, paid, (), torch.zeros(1), dict.fromkeys(paid, 1.0))
+        asked = Request(run, round, round, paid, (), torch.zeros(1), dict.fromkeys(paid, 1.0))
         return own_stream(streams, "noise", client, asked).standard_normal(3).tolist()
 
     real, simulated = Streams(None), Streams(1)

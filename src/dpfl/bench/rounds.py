@@ -50,7 +50,7 @@ def _round(problem: DrawnWorkload, order: Order, *, reference: bool) -> Callable
     def play() -> Tensor:
         nonlocal played
         played += 1
-        uploads = clients.perform(Request("bench", played, paid, (), problem.broadcast, weights))
+        uploads = clients.perform(Request("bench", played, played, paid, (), problem.broadcast, weights))
         return problem.broadcast + aggregate(problem.broadcast, uploads, weights)
 
     return play

@@ -103,5 +103,5 @@ def _play(problem: DrawnWorkload, clients: StackedClients, *, separate: bool) ->
     paid = Ledger(None, sizes, system="bench").charge(dict.fromkeys(problem.cohort, problem.workload.order))
     weights = dict.fromkeys(problem.cohort, 1 / len(problem.cohort))
 
-    request = Request("bench", 1, paid, (), problem.broadcast, weights, separate)
+    request = Request("bench", 1, 1, paid, (), problem.broadcast, weights, separate)
     return lambda: aggregate(problem.broadcast, clients.perform(request), weights)

@@ -30,7 +30,8 @@ def make_clients(
     drawn_by: who draws; None for a cohort where it trains at once, and each client where it does not.
     """
     with layer_randomness(streams.public.generator("probe"), public.x.device):
-        model.check(public.x, public.y)
+        if len(public):  # of nothing nothing can be asked
+            model.check(public.x, public.y)
         reference = backend == "reference"
         known = Capabilities.none(model, public) if reference else capabilities_of(model, public)
     if known.layers is None and drawn_by == "cohort":

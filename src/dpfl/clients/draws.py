@@ -41,14 +41,14 @@ class Draws(Protocol):
 
 
 def own_stream(streams: Streams, purpose: str, client: int, request: Request) -> Generator:
-    """Return a client's own stream: a function of its key, the run, the round and the order, and of nothing else.
+    """Return a client's own stream: a function of its key, the run, the charge and the order, and of nothing else.
 
     Whoever could ask for the same round under two orders would subtract one answer from the other, noise and all. In a
     simulation nobody does, and the order is left out: a threshold that another engine finds equal but for its last bit
     would draw other noise, and candidates that are compared under one seed could not be compared.
     """
     order = None if streams.seeded else _fingerprint(request.charged[client].order)
-    return streams.of(client).generator(purpose, run=request.run, round=request.round, order=order)
+    return streams.of(client).generator(purpose, run=request.run, round=request.charge, order=order)
 
 
 @lru_cache(maxsize=4096)
@@ -80,7 +80,7 @@ class EachClient:
 
 def of_cohort(chunk: Chunk, request: Request) -> dict[str, int | str]:
     """Return what names the streams of a cohort's draws."""
-    return {"client": chunk.clients[0], "run": request.run, "round": request.round}
+    return {"client": chunk.clients[0], "run": request.run, "round": request.charge}
 
 
 class OneStream:

@@ -112,7 +112,7 @@ class StackedClients:
         if self._layers is None:
             return self._loop.perform(request)
         if not request.charged:  # coins may leave a round to nobody
-            return Summed(torch.zeros_like(request.broadcast), ())
+            return Separate({}) if request.separate else Summed(torch.zeros_like(request.broadcast), ())
         if request.separate or self.drawn_by == "client":
             return Separate(self._one_by_one(request))
         return Summed(self._sum(request), tuple(request.charged))

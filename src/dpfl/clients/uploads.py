@@ -14,8 +14,9 @@ from dpfl.privacy.ledger import Charged
 class Request:
     """One round, as the clients are asked for it: nothing in it has not been paid for."""
 
-    run: str  # as the ledger knows it; with the round and an order it names the streams of a client's noise
-    round: int
+    run: str  # as the ledger knows it; with the charge and an order it names the streams of a client's noise
+    round: int  # of the training
+    charge: int  # which time clients were charged: a round that is played again is paid again, and has other noise
     charged: Mapping[int, Charged]  # the paid orders, by client
     refused: tuple[int, ...]  # clients whose budget could not pay
     broadcast: Tensor  # the model [d] that they start from

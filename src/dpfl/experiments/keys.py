@@ -47,7 +47,10 @@ _ASK_OF_0_1 = "number form constants max_rounds"
 
 def key(config: Config, how: Mapping[str, Any]) -> str:
     """Return the fingerprint of a config and of how it is carried out: how often, from which seed on, and so on."""
-    settings = {name: value for name, value in _deciding(config.settings).items() if name not in _ANYWHERE}
+    settings = {name: value for name, value in _deciding(config.settings).items() if name not in {*_ANYWHERE, "draws"}}
+    usual = "cohort" if config.settings.backend == "stacked" else "client"
+    if (config.settings.draws or usual) != "cohort":
+        settings["draws"] = "client"
     parts = {"version": VERSION, "system": config.system.name, "options": _deciding(config.system),
              "settings": settings, **how}  # fmt: skip
     return _short_hash(json.dumps(parts, sort_keys=True))

@@ -45,28 +45,35 @@ class Capabilities:
 
 def capabilities_of(model: Model, public: Records) -> Capabilities:
     """Find out with some public records; where they are few, with some that look like them."""
-    public = _enough(public)
+    tried = _enough(public)
     with products("float32"):  # results are compared
         try:
-            layers = read_layers(model, public.x, public.y)
+            layers = read_layers(model, tried.x, tried.y)
         except NotLayered as reason:
-            return Capabilities.none(model, public, str(reason))
-        return Capabilities(layers, is_least_squares(model, public.x, public.y), True)
+            return Capabilities.none(model, public if len(public) else tried, str(reason))
+        return Capabilities(layers, is_least_squares(model, tried.x, tried.y), True)
 
 
 def _enough(public: Records) -> Records:
-    """Fill public records up to as many as a model is tried with: the same numbers in another order are records too."""
-    if len(public) >= _ENOUGH:
+    """Fill public records up to as many as a model is tried with.
+
+    Each new one has its numbers from several of them, every number in its own place; of a single record the same
+    numbers in another order, since copies would not show a model that mixes records.
+    """
+    count, device = len(public), public.x.device
+    if count >= _ENOUGH:
         return public
-    if len(public) == 0:  # their shape is public still
-        shape, count = public.x.shape[1:], _ENOUGH * public.x.shape[1:].numel()
-        waves = torch.sin(1.7 * torch.arange(count, dtype=public.x.dtype, device=public.x.device))
+    shape, numbers = public.x.shape[1:], public.x.shape[1:].numel()
+    if count == 0:  # their shape is public still
+        waves = torch.sin(1.7 * torch.arange(_ENOUGH * numbers, device=device)).to(public.x.dtype)
         return Records(waves.view(_ENOUGH, *shape), public.y.new_zeros(_ENOUGH))
-    rows = torch.arange(_ENOUGH, device=public.x.device) % len(public)
-    x, y = public.x[rows].clone(), public.y[rows]
-    for row in range(len(public), _ENOUGH):
-        x[row] = x[row].flatten().roll(row).view_as(x[row])
-    return Records(x, y)
+    rows, places = torch.arange(_ENOUGH, device=device)[:, None], torch.arange(numbers, device=device)
+    flat = public.x.flatten(1)
+    if count == 1:
+        filled = torch.stack([flat[0].roll(row) for row in range(_ENOUGH)])
+    else:
+        filled = flat[torch.where(rows < count, rows, rows + places) % count, places]
+    return Records(filled.view(_ENOUGH, *shape), public.y[rows[:, 0] % count])
 
 
 def _cost(model: Model, public: Records, vectorised: bool) -> float:

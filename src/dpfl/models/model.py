@@ -112,7 +112,10 @@ class Model:
         self.module.train()
         try:
             self.record_gradients(self.vector(), x[:2], y[:2], vectorised=True)
-        except RuntimeError:  # in-place updates, control flow on values: such records are taken one by one instead
+        except (
+            RuntimeError,
+            IndexError,
+        ):  # in-place updates, control flow on values: such records are taken one by one instead
             return False
         return True
 

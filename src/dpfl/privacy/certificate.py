@@ -104,7 +104,7 @@ def certify(books: Books, run: BookedRun) -> Certificate:
         observers={observer: _observed(observer, views[observer], spent[observer], promise) for observer in views},
         uncounted=promise.uncounted,
         cautions=cautions(promise, facts["sizes"]),
-        noise_source="seed" if facts["seeded"] else "operating system",
+        noise_source=facts.get("noise_source", "seed" if facts["seeded"] else "operating system"),
         spending=tuple(
             Spending(
                 client, replies.get(client, 0), budget.epsilon, budget.delta,
@@ -129,7 +129,8 @@ def _views(books: Books, run: BookedRun, promise: Promise) -> dict[Observer, Vie
     if promise.exposures is not None:
         views["uplink"] = complete(books.spent(run, exposures=promise.exposures))
     # Where models tell less than uploads only by an argument that does not hold here, they tell no more.
-    released = books.released(run)
+    follows = bool(promise.uncounted) or run.facts.get("follows_uploads", False)
+    released = None if follows else books.released(run)
     views["released"] = complete(uploads if released is None else released)
     return views
 

@@ -6,9 +6,11 @@ run and, where the owner of the books granted a limit, over all runs. What canno
 """
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.orders import Gaussian, Neighbours, Order, Poisson, Unit, sensitivity
@@ -39,12 +41,16 @@ class Ledger:
         system: str = "",
         config: str | None = None,
         seeded: bool = False,
+        noise_source: str | None = None,
+        follows_uploads: bool = False,
         versions: Mapping[str, str] | None = None,
     ) -> None:
         """Take the books of a run (in memory, where none are given).
 
         promise: None is a training without privacy, where uploads are noted and nothing is promised.
         system, config, seeded, versions: what the certificate will say about the run.
+        noise_source: where noise comes from, if neither from a seed nor from the operating system.
+        follows_uploads: whether models may depend on uploads in other ways than through their noised sum.
         """
         self.promise, self.sizes = promise, tuple(sizes)
         self.books = books or Books()
@@ -54,7 +60,11 @@ class Ledger:
         self._read_grants()
         if self._lifetime and promise is not None and promise.calibration == "tight":
             _require_left(self._lifetime, promise, self._worth, self.books)
-        self._facts = {"system": system, "config": config, "seeded": seeded, "versions": dict(versions or {})}
+        self._facts: dict[str, Any] = {
+            "system": system, "config": config, "seeded": seeded, "versions": dict(versions or {})
+        }  # fmt: skip
+        self._facts |= {} if noise_source is None else {"noise_source": noise_source}
+        self._facts |= {"follows_uploads": True} if follows_uploads else {}
         self._round = 0
         self._charges: dict[int, int] = {}  # the numbers of the last round's
         self._number_of = lru_cache(maxsize=4096)(self.books.add_release)
@@ -65,11 +75,17 @@ class Ledger:
         plain = None if self.promise is None else self.promise.to_plain()
         return self.books.open_run({"promise": plain, "sizes": list(self.sizes)} | self._facts)
 
+    @property
+    def charged(self) -> int:
+        """Return how often clients were charged, rounds that were passed over included."""
+        return self._round
+
     def charge(self, orders: Mapping[int, Order]) -> dict[int, Charged]:
         """Charge each client for its order and return the orders that are paid; a client that cannot pay is left out.
 
         When this returns, the charges are on disk. Raises BudgetRefused when not one client of the cohort can pay.
         """
+        orders = self._understood(orders)
         wanted = self._releases(orders)
         able = {
             client: release for client, release in wanted.items() if release is None or self._affords(client, release)
@@ -89,6 +105,18 @@ class Ledger:
         _pay_all(self._filters, paid.items())
         _pay_all(self._lifetime, paid.items())
         return self._receipts({client: orders[client] for client in paid})
+
+    def _understood(self, orders: Mapping[int, Order]) -> dict[int, Order]:
+        """Return a copy, so that what is charged is what is performed; refuse whoever is no client of this ledger."""
+        known = range(len(self.sizes))
+        understood = {}
+        for client, order in orders.items():
+            if isinstance(client, bool) or not hasattr(client, "__index__") or operator.index(client) not in known:
+                raise BadInput(f"orders must be for clients 0 to {len(known) - 1}, but one is for {client!r}; name one")
+            if type(order) is not Order:
+                raise BadInput(f"client {client} must be given an Order, was given a {type(order).__name__}; order one")
+            understood[operator.index(client)] = order
+        return understood
 
     def _receipts(self, orders: Mapping[int, Order]) -> dict[int, Charged]:
         """Write one receipt for all clients that share an order and a number of records."""

@@ -5,8 +5,8 @@ Plain averaging adds the sum to the model; momentum takes a part of the last ste
 coordinate by how much it has been moving (Reddi et al., Adaptive Federated Optimization, 2021: no bias correction).
 """
 
-import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Literal
 
 from torch import Tensor
@@ -24,6 +24,7 @@ class Memory:
     squares: Tensor
     mean: Tensor  # of the models that count for the average
     latest: Tensor  # the model that the next step starts from: an average that is sent out at the end is no start
+    counted: int = 0  # models that the mean is of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +56,17 @@ class ServerOptimiser:
             still = model.new_zeros(model.shape)
             memory = Memory(still, still + self.adaptivity**2, still, model)
         memory = self._moved(memory, total)
-        counted = round - math.floor((1 - self.averaged) * rounds)  # models that are averaged so far
-        if self.averaged and counted > 0:
-            memory = replace(memory, mean=memory.mean + (memory.latest - memory.mean) / counted)
-        last = round == rounds and self.averaged > 0
-        return memory.mean if last else memory.latest, memory
+        # The decimal number that was written: a tenth of 10 rounds is 1, in binary 0.99…
+        if self.averaged and round > (1 - Fraction(repr(self.averaged))) * rounds:
+            counted = memory.counted + 1
+            memory = replace(memory, mean=memory.mean + (memory.latest - memory.mean) / counted, counted=counted)
+        return self.sent_out(memory.latest, memory, round=round, rounds=rounds), memory
+
+    def sent_out(self, latest: Tensor, memory: Memory | None, *, round: int, rounds: int) -> Tensor:
+        """Return what is sent out after a round: the mean after the last, where models are averaged."""
+        if memory is None or memory.counted == 0 or round < rounds:
+            return latest
+        return memory.mean
 
     def _moved(self, memory: Memory, total: Tensor) -> Memory:
         """Return the memory with one more step taken."""
