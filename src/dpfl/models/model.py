@@ -112,10 +112,7 @@ class Model:
         self.module.train()
         try:
             self.record_gradients(self.vector(), x[:2], y[:2], vectorised=True)
-        except (
-            RuntimeError,
-            IndexError,
-        ):  # in-place updates, control flow on values: such records are taken one by one instead
+        except (RuntimeError, IndexError):  # in-place updates, control flow on values: then one record after the other
             return False
         return True
 
