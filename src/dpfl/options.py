@@ -7,6 +7,7 @@ float, a list for a tuple, NumPy's numbers for plain ones) and refuse the same o
 import re
 import tomllib
 from dataclasses import fields
+from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -25,9 +26,14 @@ def option_names(kind: "type[DataclassInstance]") -> tuple[str, ...]:
 
 def fit_fields(options: "DataclassInstance") -> None:
     """Bring every field of a (frozen) dataclass into the form its annotation asks for; call it in `__post_init__`."""
-    hints = get_type_hints(type(options))
+    hints = _hints(type(options))
     for field in fields(options):
         object.__setattr__(options, field.name, fit(field.name, getattr(options, field.name), hints[field.name]))
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def fit(name: str, value: Any, hint: Any) -> Any:

@@ -5,10 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import dpfl
+from dpfl.experiments import experiment
+from dpfl.systems import SYSTEMS
+from e2e.command_line import dpfl as run_here
 
 PROGRAM = '''
 from dataclasses import dataclass
@@ -56,7 +60,23 @@ def install(folder: Path, entries: dict[str, str], package: str = "their-package
 
 
 def command(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run `dpfl ARGS` in a process of its own, which looks for packages anew, with those of the folder `packages`."""
+    """Run `dpfl ARGS` where packages are looked for anew, in the folder `packages` too."""
+    with mock.patch.object(sys, "path", [str(cwd / "packages"), *sys.path]):
+        _forget()
+        try:
+            return run_here(*args, cwd=cwd)
+        finally:
+            _forget()
+
+
+def _forget() -> None:
+    sys.modules.pop("their_systems", None)
+    vars(SYSTEMS).pop("others", None)
+    experiment._options_of_systems.cache_clear()
+
+
+def started(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run `dpfl ARGS` in a process of its own, with the packages of the folder `packages`."""
     paths = [str(cwd / "packages"), str(Path(dpfl.__file__).parents[1])]
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"}
     return subprocess.run(
@@ -82,7 +102,8 @@ def test_every_command_finds_it(folder: Path) -> None:
     few = ["--clients", "3", "--share", "0.3", "--rounds", "2"]
     assert answer("run", "halved", *few, "--set", "factor=0.25", "--out", "r", cwd=folder)["system"] == "halved"
     assert 'system = "halved"' in (folder / "r/config.toml").read_text()
-    assert answer("run", "r/config.toml", "--out", "again", cwd=folder)["system"] == "halved"
+    done = started("run", "r/config.toml", "--out", "again", "--json", cwd=folder)
+    assert json.loads(done.stdout)["system"] == "halved"
 
     compared = answer("compare", "quiet", "udp", *few, "--epsilon", "4", "--seeds", "1", cwd=folder)
     assert [row["system"] for row in compared["systems"]] == ["quiet", "udp"]
@@ -95,7 +116,7 @@ def test_every_command_finds_it(folder: Path) -> None:
     assert listed["quiet"]["options"]["calm"] == 1.0
     assert listed["udp"]["package"] == "dpfl"
 
-    assert {"halved", "quiet."} <= set(command("run", "--help", cwd=folder).stdout.split())
+    assert {"halved", "quiet."} <= set(started("run", "--help", cwd=folder).stdout.split())
     assert "did you mean 'halved'?" in command("run", "halfed", cwd=folder).stderr
 
 
@@ -166,7 +187,7 @@ def test_a_name_that_two_packages_take_is_refused(folder: Path) -> None:
 def test_a_package_that_is_broken_leaves_other_systems_alone(folder: Path) -> None:
     install(folder / "packages", {"wrong": "Missing"})
     answer("run", "fedsgd", "--clients", "3", "--rounds", "1", cwd=folder)
-    assert command("--help", cwd=folder).returncode == 0
+    assert started("--help", cwd=folder).returncode == 0
 
 
 def test_names_are_known_without_loading_anything() -> None:

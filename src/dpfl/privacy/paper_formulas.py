@@ -6,6 +6,7 @@ the certificate of a run says what they were really worth. Each docstring names 
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
@@ -141,6 +142,7 @@ def fedsgd_dpc_noise_std(*, replies: float, clip: float, records: int, epsilon: 
     return C2 * clip * math.sqrt(replies * math.log(1 / delta)) / (records * epsilon)
 
 
+@lru_cache(maxsize=4096)  # a search for steps or noise asks for the same orders again and again
 def ali_renyi(*, sampling_rate: float, noise_multiplier: float, order: int) -> float:
     """Return ε(α) = (1/(α−1))·ln Σ_k C(α,k)·(1−q)^(α−k)·q^k·exp((k²−k)/(2σ²)) (ALI-DPFL, equation 15).
 
