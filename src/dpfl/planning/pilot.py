@@ -243,7 +243,7 @@ def trial(stage: Stage, system: PrivateSystem[Any], seed: int) -> float:
 
 def trained(stage: Stage, system: PrivateSystem[Any], seed: int) -> tuple[Model, Tensor]:
     """Return the model as it began, and the parameters [d] that it reached."""
-    streams = Streams(seed).part("pilot", 0)  # apart from the run that will follow under the same seed
+    streams = Streams(seed)
     model = replace_seed(stage.task, seed).model()
     facts = stage.task.facts(model)
     sampled = any(isinstance(order.batch, Poisson) for order in orders_of(system, begun(system, facts), 1).values())
