@@ -174,6 +174,7 @@ def test_the_certificate_does_not_vouch_for_noise_that_others_draw(tmp_path: Any
 
     run = dpfl.train(dpfl.UDP(rounds=2), digits(), clients=seeded, out=tmp_path / "run")
     assert run.certificate.noise_source == "the clients that were handed in"
+    assert "not vouched for      the noise, which was drawn by the clients that were handed in" in str(run.certificate)
     assert "handed over in Python" in (tmp_path / "run" / "config.toml").read_text().splitlines()[0]
     assert dpfl.train(dpfl.UDP(rounds=2), digits()).certificate.noise_source == "operating system"
 

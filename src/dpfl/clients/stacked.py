@@ -49,6 +49,7 @@ from dpfl.models import Model
 from dpfl.orders import Full, Gaussian, Need, Poisson, Question, RecordClip
 from dpfl.streams import Streams, device_generator, layer_randomness
 
+# A cohort draws chunk by chunk, so these numbers are part of what a seed means: another cut draws other batches.
 # On the CPU a chunk of several clients holds at most this many numbers (16 MiB of float32), which a core keeps near. A
 # client that is larger comes alone, with at most three times as many at a time: of much more the allocator would give
 # the memory back after each step, and ask for it again. A GPU is given a part of its memory, which others may share.
