@@ -102,7 +102,7 @@ def tight(spent: Spent, delta: float) -> float:
         return pure
     if all(map(_is_plain_gaussian, spent)):
         return tight_each([spent], [delta])[0]
-    return min(pure, _by_loss_distribution(spent, delta))
+    return min(pure, _by_loss_distribution(tuple(spent.items()), delta))
 
 
 def tight_each(spent: Sequence[Spent], deltas: Sequence[float]) -> list[float]:
@@ -122,10 +122,12 @@ def tight_each(spent: Sequence[Spent], deltas: Sequence[float]) -> list[float]:
     return found
 
 
-def _by_loss_distribution(spent: Spent, delta: float) -> float:
+@lru_cache(maxsize=4096)  # rehearsals, calibrations and certificates ask for the same prices again and again
+def _by_loss_distribution(priced: tuple[tuple[Mechanism, int], ...], delta: float) -> float:
     """Take the least bound that holds: unsampled noise, loss distributions, Rényi DP where those lose their meaning."""
     from dpfl.privacy import renyi
 
+    spent = dict(priced)
     bounds = [math.inf]
     if all(mechanism.noise == "gaussian" for mechanism in spent):  # whichever records were drawn
         mu_squared = math.fsum(n * Mechanism("gaussian", one.multiplier).mu_squared for one, n in spent.items())

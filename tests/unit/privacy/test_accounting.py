@@ -323,10 +323,12 @@ def test_more_steps_than_anybody_takes_are_refused() -> None:
 @pytest.fixture
 def without_dp_accounting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     accounting._loss_distribution.cache_clear()
+    accounting._by_loss_distribution.cache_clear()
     renyi.curve.cache_clear()
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     yield
     accounting._loss_distribution.cache_clear()
+    accounting._by_loss_distribution.cache_clear()
     renyi.curve.cache_clear()
 
 
