@@ -15,12 +15,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # To watch every line doubles what a test takes, so that only these are watched, where `make test` asks for it.
 HERE = Path(__file__).parent
-WATCHED = [
-    HERE / "unit/privacy",
-    HERE / "unit/systems",
-    HERE / "unit/test_orders.py",
-    HERE / "statistical/test_noise.py",
-]
+OWN_TESTS = "unit/privacy unit/systems unit/test_orders.py unit/clients/test_draws.py e2e/test_certificate.py"
+WATCHED = [HERE / name for name in OWN_TESTS.split()]
 _watch = coverage.Coverage(data_suffix=True) if "WATCH" in os.environ else None
 
 if _watch is not None:
