@@ -36,6 +36,7 @@ UNPAID: dict[Question, str] = {
 # What a system wants to know of a round before it orders the next: each client's upload by itself, and not their sum
 # alone; how the round moved the model; the loss on public data after every round; or answers to a question.
 Need = Literal["uploads", "model", "public loss", "loss", "curvature"]
+NEEDS: frozenset[Need] = frozenset(get_args(Need))
 
 
 @dataclass(frozen=True)

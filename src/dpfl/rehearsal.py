@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from scipy.optimize import brentq
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dpfl.clients.uploads import Engine, Request, Separate, Summed, Uploads
 from dpfl.errors import BadInput
 from dpfl.models import Model
-from dpfl.orders import Need, Question
+from dpfl.orders import NEEDS, Need, Question
 from dpfl.privacy.budget import Observer
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
@@ -96,7 +96,7 @@ class PricedClients:
     @property
     def serves(self) -> frozenset[Need]:
         """Serve whatever a system may need."""
-        return frozenset(get_args(Need))
+        return NEEDS
 
     @property
     def engine(self) -> Engine:

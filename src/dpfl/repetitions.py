@@ -126,8 +126,8 @@ def repeat(
     public = validation if len(validation) else test
     clients = make_clients(chosen.backend, learner, records, shared, public=public, drawn_by=chosen.draws)
     if isinstance(clients, ReferenceClients):  # in turn, as any model of unknown layers is
-        capable = Capabilities.none(learner, public, "the reference client was asked for")
-        clients = StackedClients(learner, records, shared, capabilities=replace(capable, cost=None))
+        capable = Capabilities(None, False, clients.vectorised, "the reference client was asked for")
+        clients = StackedClients(learner, records, shared, capabilities=capable)
 
     started = time.perf_counter()
     starts = torch.stack([one.vector().to(target) for one in learners])

@@ -1,7 +1,6 @@
 """The reference client: the papers' local training as a plain loop. Every faster client must agree with it."""
 
 from collections.abc import Sequence
-from typing import get_args
 
 import torch
 from numpy.random import Generator
@@ -12,7 +11,7 @@ from dpfl.clients.uploads import Engine, Request, Separate, Uploads
 from dpfl.federation import Records
 from dpfl.gradients.clipping import clip, sum_of_clipped
 from dpfl.models import Model
-from dpfl.orders import ClientClip, Full, ModelClip, Need, Poisson, Question, RecordClip
+from dpfl.orders import NEEDS, ClientClip, Full, ModelClip, Need, Poisson, Question, RecordClip
 from dpfl.privacy.ledger import Charged
 from dpfl.privacy.mechanisms import add_noise
 from dpfl.streams import Streams, layer_randomness
@@ -46,7 +45,7 @@ class ReferenceClients:
     @property
     def serves(self) -> frozenset[Need]:
         """Serve whatever a system may need."""
-        return frozenset(get_args(Need))
+        return NEEDS
 
     @property
     def engine(self) -> Engine:

@@ -42,18 +42,7 @@ class RepeatedClients:
 
 def perform_together(clients: Sequence[RepeatedClients], requests: Sequence[Request]) -> list[Summed]:
     """Train the repetitions of several sessions with the same clients as one cohort."""
-    if not all(request.charged for request in requests):  # coins may leave a round to nobody
-        return [_nobody(request) if not request.charged else _alone(one, request)
-                for one, request in zip(clients, requests, strict=True)]  # fmt: skip
     each = [replace(request, broadcast=model) for request in requests for model in request.broadcast]
     streams = [stream for one in clients for stream in one.streams]
     sums = torch.split(clients[0].clients.repeat(each, streams), [len(one.streams) for one in clients])
     return [Summed(total, tuple(request.charged)) for total, request in zip(sums, requests, strict=True)]
-
-
-def _alone(clients: RepeatedClients, request: Request) -> Summed:
-    return perform_together([clients], [request])[0]
-
-
-def _nobody(request: Request) -> Summed:
-    return Summed(torch.zeros_like(request.broadcast), ())

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ from dpfl.gradients.capabilities import Capabilities
 from dpfl.gradients.layered import Layered
 from dpfl.gradients.least_squares import Moments
 from dpfl.models import Model
-from dpfl.orders import Full, Gaussian, Need, Poisson, Question, RecordClip
+from dpfl.orders import NEEDS, Full, Gaussian, Need, Poisson, Question, RecordClip
 from dpfl.streams import Streams, device_generator, layer_randomness
 
 # A cohort draws chunk by chunk, so these numbers are part of what a seed means: another cut draws other batches.
@@ -96,7 +96,7 @@ class StackedClients:
     @property
     def serves(self) -> frozenset[Need]:
         """Serve whatever a system may need."""
-        return frozenset(get_args(Need))
+        return NEEDS
 
     @property
     def engine(self) -> Engine:

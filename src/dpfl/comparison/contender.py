@@ -63,15 +63,14 @@ def contenders(names: Sequence[str], given: Mapping[str, Any]) -> list[Contender
 
 def as_contenders(given: Sequence[Contender | System[Any] | str]) -> list[Contender]:
     """Take contenders as they are, systems on the usual data, and names as the command line does."""
-    made = [
-        contender
-        for entry in given
-        for contender in (
-            contenders([entry], {})
-            if isinstance(entry, str)
-            else [Contender(entry.name, Config(entry, Settings()), {}) if isinstance(entry, System) else entry]
-        )
-    ]
+    made: list[Contender] = []
+    for entry in given:
+        if isinstance(entry, str):
+            made += contenders([entry], {})
+        elif isinstance(entry, System):
+            made.append(Contender(entry.name, Config(entry, Settings()), {}))
+        else:
+            made.append(entry)
     if not made:
         raise BadInput("at least one config or system must be named to compare, none was; name two or more")
     _require_shared(made)

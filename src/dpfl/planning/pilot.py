@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpfl.averages import standard_error
 from dpfl.clients.stacked import StackedClients
 from dpfl.clients.uploads import Engine, Request, Uploads
 from dpfl.errors import BadInput, require_positive, suggestion
@@ -61,9 +62,7 @@ class Trials:
     @property
     def error(self) -> float | None:
         """Return the standard error of the mean."""
-        if len(self.losses) < 2 or not math.isfinite(self.mean):
-            return None
-        return statistics.stdev(self.losses) / math.sqrt(len(self.losses))
+        return standard_error(self.losses)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
