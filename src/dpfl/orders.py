@@ -25,6 +25,12 @@ Norm = Literal[1, 2]
 UNITS, NEIGHBOURS, NORMS = get_args(Unit), get_args(Neighbours), get_args(Norm)
 _VERSION = 1  # of an order's JSON form
 
+# Signal and noise meet on a grid (`dpfl.privacy.exact_noise`), fine enough that rounding to it adds at most this part
+# to a sensitivity. Prices and calibrations count it, in simulations too: they are to tell what the real thing costs.
+GRID_SHARE = 2.0**-30
+
+Sampler = Literal["exact", "fast"]  # how noise is drawn: on that grid, or in floating point, as suits simulations
+
 # What a server may ask beside an order. The answer leaves a client without noise and is paid for by nobody: only a
 # paper's own calibration may ask, and the certificate names it with these words.
 Question = Literal["loss", "curvature"]
@@ -87,6 +93,11 @@ class Gaussian:
     def __post_init__(self) -> None:
         require_positive("noise_std", self.std, "order noise=None for a round without privacy")
 
+    @property
+    def size(self) -> float:
+        """Return the standard deviation."""
+        return self.std
+
 
 @dataclass(frozen=True)
 class Laplace:
@@ -96,6 +107,11 @@ class Laplace:
 
     def __post_init__(self) -> None:
         require_positive("noise scale", self.scale, "order noise=None for a round without privacy")
+
+    @property
+    def size(self) -> float:
+        """Return the scale."""
+        return self.scale
 
 
 @dataclass(frozen=True, kw_only=True)

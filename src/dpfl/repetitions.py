@@ -113,7 +113,7 @@ def repeat(
     chosen = read(TrainSettings, settings, by="repeat")
     _require_repeatable(system, epsilons, chosen)
     systems = [system] if epsilons is None else [_with_epsilon(system, epsilon) for epsilon in epsilons]
-    target, shared = as_device(chosen.device), Streams(chosen.seed)
+    target, shared = as_device(chosen.device), Streams(chosen.seed, sampler="fast")
     own = [shared.part("repetition", number) for number in range(repetitions)]
     learners = [as_model(model, loss, federation, streams) for streams in own]
     learner = learners[0]

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from numpy.random import Generator
 from torch import Tensor
 
 from dpfl.clients.uploads import Request, Separate, Uploads
 from dpfl.errors import BadInput, BudgetRefused
-from dpfl.orders import Order
+from dpfl.orders import Gaussian, Order
 from dpfl.privacy.mechanisms import add_noise
 from dpfl.server.aggregation import aggregate
 from dpfl.server.evaluation import Score
@@ -60,7 +59,7 @@ def combine(session: Session[S], state: S, request: Request, uploads: Uploads) -
     total = aggregate(state.model, uploads, request.weights)
     downlink = system.downlink(state, answered)
     if downlink is not None:  # noise of the server's own, against readers of the model
-        total = add_noise(total, downlink, _downlink_stream(session, request))
+        total = _add_downlink_noise(session, request, total, downlink)
     # From here on everything is made of what readers may know, so that it costs them and nobody else anything.
     counted = {client: request.weights[client] for client in answered}
     session.ledger.broadcast(counted, noise_std=downlink.std if downlink else 0.0)
@@ -101,8 +100,15 @@ def _require_performed(request: Request, uploads: Uploads, model: Tensor) -> Non
         raise BadInput(f"uploads must have the shape of the model, {list(model.shape)}, but one of them has not")
 
 
-def _downlink_stream(session: Session[S], request: Request) -> Generator:
-    return session.streams.secret.generator("downlink", run=request.run, round=request.charge)
+def _add_downlink_noise(session: Session[S], request: Request, total: Tensor, noise: Gaussian) -> Tensor:
+    secret = session.streams.secret
+    source = (secret.generator if session.streams.fast else secret.keystream)(
+        "downlink", run=request.run, round=request.charge
+    )
+    moves = (request.weights[client] * paid.upload_sensitivity for client, paid in request.charged.items())
+    least = min(filter(None, moves), default=noise.std)
+    noised = add_noise(total, Gaussian, noise.std, source, relative_size=noise.std / least)
+    return noised.to(total.dtype)
 
 
 def walk(session: Session[S], state: S) -> Iterator[tuple[S, Outcome]]:

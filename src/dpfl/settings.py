@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 
 from dpfl.errors import BadInput, require_count, suggestion
 from dpfl.options import fit_fields, option_names
+from dpfl.orders import Sampler
 from dpfl.precision import Precision
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -111,6 +112,15 @@ class TrainSettings:
             "Repeats the run bit for bit, noise included: for simulations; noise that nobody can repeat if left out.",
             metavar="S",
         ),
+    )
+    sampler: Sampler | None = field(
+        default=None,
+        metadata=about(
+            "How noise is drawn: exactly, on a public grid, or fast, as suits simulations, where the last bits of an"
+            " upload may tell what they hide. Exactly without a seed and fast with one if left out.",
+            metavar="exact|fast",
+        )
+        | {"added": "0.3"},
     )
     ledger: str | None = field(
         default=None,

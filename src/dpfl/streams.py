@@ -4,8 +4,9 @@ The public root decides what everybody may know: who takes part in which round, 
 starts. It may be written down. The secret root decides what nobody may know: noise and batches. Under it every client
 has a key of its own, and its noise is a function of (key, run, round, order) alone: whoever else takes part or looks on
 changes nothing, and no two orders share noise. With a seed both roots follow from it: whoever knows the seed can
-subtract the noise, so a seed is for simulations. Without one each root is 256 bits from the operating system, and the
-secret one is kept nowhere. This is the only module of dpfl that makes a generator.
+subtract the noise, so a seed is for simulations. Without one each root is 256 bits from the operating system, the
+secret one is kept nowhere, and what is drawn under it comes from a cryptographic generator: of a fast one whoever sees
+enough noise can find the rest. This is the only module of dpfl that makes a generator.
 """
 
 import copy
@@ -19,10 +20,32 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.random import SFC64, Generator, SeedSequence
+from numpy.typing import NDArray
 
 from dpfl.errors import BadInput
+from dpfl.orders import Sampler
 
 Name = str | int | None  # part of a stream's name
+
+
+class Keystream:
+    """Random bits from a key by SHAKE-256: without the key nobody tells them from chance, however many were seen."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._drawn = key, 0
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Return so many times 64 bits, never the same ones again."""
+        name, self._drawn = self._drawn.to_bytes(8, "little"), self._drawn + 1
+        return np.frombuffer(hashlib.shake_256(self._key + name).digest(8 * count), "<u8")
+
+    def random(self, count: int) -> NDArray[np.float64]:
+        """Return numbers of [0, 1), whole multiples of 2⁻⁵³."""
+        return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def integers(self, below: int) -> int:
+        """Return a whole number below a power of two."""
+        return int(self.words(1)[0]) % below
 
 
 @dataclass(frozen=True)
@@ -45,6 +68,10 @@ class Root:
         """Return a root of its own, from which nobody finds back to this one."""
         return Root(self._key(purpose, name))
 
+    def keystream(self, purpose: str, **name: Name) -> Keystream:
+        """Return the cryptographic generator of this name, at its beginning."""
+        return Keystream(self._key(purpose, name))
+
     def seed_device(self, source: torch.Generator, purpose: str, **name: Name) -> torch.Generator:
         """Set a GPU's generator to the beginning of this stream, with about all of the 64 bits that it can keep.
 
@@ -65,12 +92,17 @@ class Streams:
     (True, False)
     """
 
-    def __init__(self, seed: int | None) -> None:
+    def __init__(self, seed: int | None, *, sampler: Sampler | None = None) -> None:
+        """Take a seed, or None for roots from the operating system.
+
+        sampler: how noise is drawn: exactly, or fast, as suits simulations; fast with a seed if left out.
+        """
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise BadInput(
                 f"seed must be a whole number of at least 0, was {seed!r}; leave it out for noise nobody can repeat"
             )
         self.seeded = seed is not None
+        self.fast = self.seeded if sampler is None else sampler == "fast"
         self.public = Root(_root(seed, b"dpfl.streams"))
         self.secret = Root(_root(seed, b"dpfl.secret"))
 
@@ -101,7 +133,7 @@ def fresh_seed() -> int:
 
 
 @contextmanager
-def layer_randomness(rng: Generator, device: torch.device) -> Iterator[None]:
+def layer_randomness(rng: Generator | Keystream, device: torch.device) -> Iterator[None]:
     """Let random layers (dropout) draw from `rng` inside the block; torch's own state is as before afterwards."""
     cuda = device.type == "cuda"
     index = (device.index or 0) if cuda else 0

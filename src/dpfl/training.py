@@ -160,7 +160,7 @@ def train(
     Raises BadInput before anything is written, and BudgetRefused where the clients' budgets end the training early.
     """
     chosen = read(TrainSettings, settings, by="train")
-    streams = Streams(chosen.seed)
+    streams = Streams(chosen.seed, sampler=chosen.sampler)
     learner = as_model(model, loss, federation, streams)
     target = as_device(chosen.device)
     folder = None if out is None else Path(out)
@@ -180,7 +180,7 @@ def train(
     environment = _environment(federation, chosen.device, engine, streams)
     ledger_in = partial(
         Ledger, promise, federation.sizes, system=system.name, config=config.hash, seeded=streams.seeded,
-        noise_source=None if clients is None else "the clients that were handed in",
+        noise_source="the clients that were handed in" if clients is not None else _noise_source(streams),
         follows_uploads=follows_uploads(system), versions=environment["versions"],
     )  # fmt: skip
     session = Session(
@@ -316,6 +316,11 @@ def _environment(federation: Federation, device: str, engine: Engine, streams: S
         "public_root": streams.public.key.hex(),  # of cohorts and first parameters: nothing secret follows from it
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _noise_source(streams: Streams) -> str | None:
+    """Say where noise comes from, if neither from a seed nor, exactly, from the operating system."""
+    return "a fast sampler" if streams.fast and not streams.seeded else None
 
 
 def _installed(package: str) -> bool:

@@ -273,9 +273,9 @@ def train(
         seen.weights[-1] = dict(weights)
         return right_aggregate(model, uploads, weights)
 
-    def add_noise(value: Tensor, noise: Gaussian, rng: Any) -> Tensor:
-        seen.downlink[-1] = noise.std
-        return right_noise(value, noise, rng)
+    def add_noise(value: Tensor, law: Any, size: float, source: Any, *, relative_size: float) -> Tensor:
+        seen.downlink[-1] = size
+        return right_noise(value, law, size, source, relative_size=relative_size)
 
     with TemporaryDirectory(dir=MEMORY) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", Caution)  # papers' formulas at budgets where they do not hold are meant here

@@ -305,7 +305,8 @@ def test_a_refused_budget_is_exit_code_three(
 SET_BY_OPTION = {
     "data": "digits", "clients": 4, "partition": "sorted", "sizes": [10, 20], "share": 0.5, "min_records": 3,
     "validation_share": 0.2, "test_share": 0.3, "data_seed": 4, "model": "mlp", "evaluate_every": 2,
-    "backend": "reference", "draws": "client", "device": "cpu", "precision": "tf32", "seed": 9, "ledger": "2026",
+    "backend": "reference", "draws": "client", "device": "cpu", "precision": "tf32", "seed": 9, "sampler": "exact",
+    "ledger": "2026",
 }  # fmt: skip
 
 

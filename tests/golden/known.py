@@ -56,7 +56,8 @@ class KnownStreams(Streams):
     """Streams whose clients draw noise that they were dealt, and batches that a page can draw again."""
 
     def __init__(self, streams: Streams) -> None:
-        self.seeded, self.public, self.secret = streams.seeded, streams.public, streams.secret
+        self.seeded, self.fast = streams.seeded, streams.fast
+        self.public, self.secret = streams.public, streams.secret
         self.dealers: dict[int, Dealer] = {}
 
     def of(self, client: int) -> Any:
@@ -125,9 +126,9 @@ def switch_downlink(monkeypatch: pytest.MonkeyPatch, vectors: Iterable[np.ndarra
     """Let the n-th noise of the server be its size times the n-th vector; return the sizes."""
     turn, notes = iter(vectors), []
 
-    def add(value: Tensor, law: Law, rng: object) -> Tensor:
-        notes.append(size_of(law))
-        return value + size_of(law) * torch.from_numpy(next(turn))
+    def add(value: Tensor, law: object, size: float, source: object, *, relative_size: float) -> Tensor:
+        notes.append(size)
+        return value + size * torch.from_numpy(next(turn))
 
     monkeypatch.setattr("dpfl.round.add_noise", add)
     return notes

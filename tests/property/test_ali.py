@@ -316,9 +316,9 @@ class Known:
         self.units = list(units)
         self.stds: list[float] = []
 
-    def __call__(self, value: Tensor, noise: Any, rng: Any) -> Tensor:
-        self.stds.append(noise.std)
-        return value + noise.std * self.units[len(self.stds) - 1]
+    def __call__(self, value: Tensor, law: Any, size: float, source: Any, *, relative_size: float) -> Tensor:
+        self.stds.append(size)
+        return value + size * self.units[len(self.stds) - 1]
 
     def summed(self, law: Any, sizes: Tensor, dim: int, *stream: Any) -> Tensor:
         """Return the sum of the noises in the uploads, whose sign is that of a step down."""

@@ -17,7 +17,7 @@ from dpfl.models import Model, build
 from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
 from dpfl.privacy.ledger import Charged
 from dpfl.privacy.mechanisms import add_noise
-from dpfl.streams import Streams
+from dpfl.streams import Root, Streams
 from grids import each
 
 FALSE_ALARM = 1e-3
@@ -28,6 +28,7 @@ def fits(sample: np.ndarray, law: str, scale: float) -> bool:
     return bool(stats.kstest(sample, getattr(stats, law)(0, scale).cdf).pvalue > FALSE_ALARM)
 
 
+SOURCES = {"fast": Root.generator, "exact": Root.keystream}
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
 
@@ -35,11 +36,11 @@ devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=o
 @devices
 @each("std", [1e-6, 1.0, 300.0])
 @each("dtype", [torch.float32, torch.float64])
-def test_gaussian_noise_has_its_declared_law(std: float, dtype: torch.dtype, device: str) -> None:
-    noised = add_noise(
-        torch.zeros(DRAWS, dtype=dtype, device=device), Gaussian(std), Streams(1).secret.generator("noise")
-    )
-    assert (noised.device.type, noised.dtype) == (device, dtype)
+@pytest.mark.parametrize("kind", SOURCES)
+def test_gaussian_noise_has_its_declared_law(std: float, dtype: torch.dtype, device: str, kind: str) -> None:
+    value, source = torch.zeros(DRAWS, dtype=dtype, device=device), SOURCES[kind](Streams(1).secret, "noise")
+    noised = add_noise(value, Gaussian, std, source, relative_size=3.0)
+    assert (noised.device.type, noised.dtype) == (device, torch.float64)
     drawn = noised.cpu().numpy()
     assert fits(drawn, "norm", std)
     assert not fits(drawn, "norm", 1.05 * std)
@@ -48,8 +49,10 @@ def test_gaussian_noise_has_its_declared_law(std: float, dtype: torch.dtype, dev
 
 @devices
 @each("scale", [1e-6, 1.0, 300.0])
-def test_laplace_noise_has_its_declared_law(scale: float, device: str) -> None:
-    noised = add_noise(torch.zeros(DRAWS, device=device), Laplace(scale), Streams(1).secret.generator("noise"))
+@pytest.mark.parametrize("kind", SOURCES)
+def test_laplace_noise_has_its_declared_law(scale: float, device: str, kind: str) -> None:
+    source = SOURCES[kind](Streams(1).secret, "noise")
+    noised = add_noise(torch.zeros(DRAWS, device=device), Laplace, scale, source, relative_size=3.0)
     assert noised.device.type == device
     drawn = noised.cpu().numpy()
     assert fits(drawn, "laplace", scale)

@@ -68,7 +68,7 @@ def test_a_clients_noise_is_a_function_of_its_key_the_run_the_round_and_the_orde
     def noise(streams: Streams, client: int = 0, run: str = "a", round: int = 1, rate: float = 0.5) -> list[float]:
         paid = {i: Charged(Order(steps=1, learning_rate=rate), 3) for i in {0, client}}
         asked = Request(run, round, round, paid, (), torch.zeros(1), dict.fromkeys(paid, 1.0))
-        return own_stream(streams, "noise", client, asked).standard_normal(3).tolist()
+        return own_stream(streams, "noise", client, asked).random(3).tolist()
 
     real, simulated = Streams(None), Streams(1)
     assert noise(real) == noise(real)

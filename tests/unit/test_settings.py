@@ -22,7 +22,7 @@ from dpfl.training import federation_of
 # What a config said before there was one list: its text, and with it the hash of a run, must stay.
 ORDER = [
     "data", "clients", "partition", "sizes", "share", "min_records", "validation_share", "test_share", "data_seed",
-    "model", "evaluate_every", "backend", "draws", "device", "precision", "seed", "ledger",
+    "model", "evaluate_every", "backend", "draws", "device", "precision", "seed", "sampler", "ledger",
 ]  # fmt: skip
 
 
@@ -94,7 +94,8 @@ def test_a_path_is_a_ledger_too() -> None:
 OTHERS = {
     "data": "mnist", "clients": 3, "partition": "sorted", "sizes": 5, "share": 0.5, "min_records": 3,
     "validation_share": 0.2, "test_share": 0.3, "model": "mlp", "data_seed": 4, "evaluate_every": 3,
-    "backend": "reference", "draws": "client", "device": "cuda", "precision": "tf32", "seed": 9, "ledger": "all.sqlite",
+    "backend": "reference", "draws": "client", "device": "cuda", "precision": "tf32", "seed": 9, "sampler": "exact",
+    "ledger": "all.sqlite",
 }  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfl.orders import Gaussian, Order, Poisson, RecordClip
+from dpfl.privacy.exact_noise import Law
 from dpfl.privacy.ledger import Charged
-from dpfl.privacy.mechanisms import Law
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Chunk:
         """Return the rate of each client's Poisson batches."""
         return [receipt.order.batch.sampling_rate for receipt in self.paid if isinstance(receipt.order.batch, Poisson)]
 
-    def table(self, dtype: torch.dtype, weights: Mapping[int, float] | None = None) -> Tensor:
-        """Return what differs among the clients as a table, on the host.
+    def table(self, weights: Mapping[int, float] | None = None) -> Tensor:
+        """Return what differs among the clients as a table, on the host and in double precision.
 
         weights: how much each client's upload counts, where it is to be summed.
         """
@@ -64,7 +64,7 @@ class Chunk:
         table[:] = _numbers_of(self.paid[0]) if self.alike else [numbers[id(receipt)] for receipt in self.paid]
         if weights is not None:
             table[:, 0] = self._weighed(weights)
-        return torch.from_numpy(table).to(dtype)
+        return torch.from_numpy(table)
 
     def repeated(self, others: Sequence["Chunk"]) -> "Chunk":
         """Return a chunk in which each client stands as often as there are chunks of the same clients."""
@@ -75,6 +75,11 @@ class Chunk:
         """Return the size that the last noise of each client has in the weighted sum, [k]."""
         sizes = _late_noise(self.paid[0]) if self.alike else np.array([_late_noise(receipt) for receipt in self.paid])
         return self._weighed(weights) * sizes
+
+    def least_sensitivity(self, weights: Mapping[int, float]) -> float:
+        """Return how far the client whose data moves the weighted sum least can move it, of those who can at all."""
+        noise = self.late_noise(weights)
+        return min((size / one.relative_noise for size, one in zip(noise, self.paid, strict=True) if size), default=0.0)
 
     def _weighed(self, weights: Mapping[int, float]) -> NDArray[np.float64]:
         return np.fromiter(map(weights.__getitem__, self.clients), float, len(self.clients))
@@ -163,12 +168,11 @@ def _step_noise(paid: Charged) -> float:
     noise = paid.order.noise
     if noise is None:
         return 0.0
-    size = noise.std if isinstance(noise, Gaussian) else noise.scale
-    return size / paid.order.divisor(paid.records) if isinstance(paid.order.clip, RecordClip) else size
+    return noise.size / paid.order.divisor(paid.records) if isinstance(paid.order.clip, RecordClip) else noise.size
 
 
 def _late_noise(paid: Charged) -> float:
     noise = paid.order.noise
     if noise is None or paid.order.noise_on == "step":
         return _step_noise(paid) * paid.order.learning_rates[-1]
-    return noise.std if isinstance(noise, Gaussian) else noise.scale
+    return noise.size

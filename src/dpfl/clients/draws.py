@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import Literal, Protocol
 
 import numpy as np
@@ -22,8 +23,9 @@ from dpfl.clients.chunks import Chunk
 from dpfl.clients.pool import Batch, Pool
 from dpfl.clients.uploads import Request
 from dpfl.orders import Gaussian, Order, Poisson
-from dpfl.privacy.mechanisms import Law, draw, draw_on_device
-from dpfl.streams import Streams
+from dpfl.privacy.exact_noise import Law
+from dpfl.privacy.mechanisms import Source, add_noise, draw, draw_on_device
+from dpfl.streams import Keystream, Streams
 
 DrawnBy = Literal["cohort", "client"]  # from one stream for all of a cohort, or each from its own
 
@@ -36,11 +38,11 @@ class Draws(Protocol):
     def batch(self) -> Batch:
         """Choose each client's records independently, each with its client's sampling rate."""
 
-    def noise(self) -> Tensor:
-        """Draw noise of size 1 for each client, [k, d]."""
+    def add_noise(self, values: Tensor, sizes: Tensor) -> Tensor:
+        """Add noise of the size in its row of [k, 1] to each client's value of [k, d]."""
 
 
-def own_stream(streams: Streams, purpose: str, client: int, request: Request) -> Generator:
+def own_stream(streams: Streams, purpose: str, client: int, request: Request) -> Source:
     """Return a client's own stream: a function of its key, the run, the charge and the order, and of nothing else.
 
     Whoever could ask for the same round under two orders would subtract one answer from the other, noise and all. In a
@@ -48,7 +50,15 @@ def own_stream(streams: Streams, purpose: str, client: int, request: Request) ->
     would draw other noise, and candidates that are compared under one seed could not be compared.
     """
     order = None if streams.seeded else _fingerprint(request.charged[client].order)
-    return streams.of(client).generator(purpose, run=request.run, round=request.charge, order=order)
+    root = streams.of(client)
+    make = root.generator if streams.fast else root.keystream
+    return make(purpose, run=request.run, round=request.charge, order=order)
+
+
+def cohort_stream(streams: Streams, purpose: str, chunk: Chunk, request: Request) -> Source:
+    """Return a stream of a cohort's."""
+    make = streams.secret.generator if streams.fast else streams.secret.keystream
+    return make(purpose, **of_cohort(chunk, request))
 
 
 @lru_cache(maxsize=4096)
@@ -72,10 +82,9 @@ class EachClient:
         chosen = [np.flatnonzero(rng.random(self._pool.sizes[client]) < rate) for rng, client, rate in clients]
         return self._pool.some(self._chunk.clients, chosen)
 
-    def noise(self) -> Tensor:
-        """Draw each client's noise, on the host."""
-        law = self._chunk.law
-        return torch.from_numpy(np.stack([draw(law, (self._dim,), rng) for rng in self._noises]))
+    def add_noise(self, values: Tensor, sizes: Tensor) -> Tensor:
+        """Add each client's noise, on the host."""
+        return _add_to_rows(values, self._chunk, sizes, self._noises)
 
 
 def of_cohort(chunk: Chunk, request: Request) -> dict[str, int | str]:
@@ -88,7 +97,7 @@ class OneStream:
 
     def __init__(self, streams: Streams, pool: Pool, chunk: Chunk, request: Request, dim: int) -> None:
         self._pool, self._chunk, self._dim = pool, chunk, dim
-        self._rng = streams.secret.generator("chunk", **of_cohort(chunk, request))
+        self._rng = cohort_stream(streams, "chunk", chunk, request)
 
     def batch(self) -> Batch:
         """Choose each client's records."""
@@ -96,9 +105,20 @@ class OneStream:
         chosen = [np.flatnonzero(self._rng.random(self._pool.sizes[client]) < rate) for client, rate in clients]
         return self._pool.some(self._chunk.clients, chosen)
 
-    def noise(self) -> Tensor:
-        """Draw the noise of all."""
-        return torch.from_numpy(draw(self._chunk.law, (len(self._chunk.clients), self._dim), self._rng))
+    def add_noise(self, values: Tensor, sizes: Tensor) -> Tensor:
+        """Add the noise of all."""
+        if isinstance(self._rng, Keystream):
+            return _add_to_rows(values, self._chunk, sizes, [self._rng] * len(self._chunk.clients))
+        drawn = torch.from_numpy(draw(self._chunk.law, (len(self._chunk.clients), self._dim), self._rng))
+        return values + drawn.to(values) * sizes
+
+
+def _add_to_rows(values: Tensor, chunk: Chunk, sizes: Tensor, sources: Sequence[Source]) -> Tensor:
+    """Add noise from a source of its own to each client's row."""
+    relative = (paid.relative_noise for paid in chunk.paid) if isinstance(sources[0], Keystream) else repeat(1.0)
+    rows = zip(values, sizes[:, 0].tolist(), sources, relative, strict=False)
+    noised = [add_noise(row, chunk.law, size, source, relative_size=one) for row, size, source, one in rows]
+    return torch.stack(noised).to(values)
 
 
 class OnDevice:
@@ -151,9 +171,9 @@ class OnDevice:
         real = (rows != self._pool.gap).to(self._pool.x.dtype)
         return [Batch(*one) for one in zip(rows, real, strict=True)]
 
-    def noise(self) -> Tensor:
-        """Draw the noise of all."""
-        return draw_on_device(self._law, (self._clients, self._dim), self._rng)
+    def add_noise(self, values: Tensor, sizes: Tensor) -> Tensor:
+        """Add the noise of all."""
+        return values + draw_on_device(self._law, (self._clients, self._dim), self._rng).to(values) * sizes
 
 
 def room_for(records: int, rate: float) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from dpfl.clients.chunks import Columns
@@ -17,6 +18,8 @@ from dpfl.gradients.clipping import clip_rows
 from dpfl.gradients.layered import Layered
 from dpfl.gradients.least_squares import Moments
 from dpfl.orders import ClientClip, ModelClip, Norm, Order, Poisson, RecordClip
+
+AddNoise = Callable[[Tensor, Tensor], Tensor]  # to the clients' values [k, d], of the sizes [k, 1]
 
 
 @dataclass(frozen=True)
@@ -35,17 +38,21 @@ class LocalSteps:
         numbers: Columns,
         broadcast: Tensor,
         batch: Callable[[], Batch],
-        noise: Callable[[], Tensor],
+        add_noise: AddNoise,
         *,
         late_noise: bool,
     ) -> Tensor:
-        """Return what each client's model has moved by, [k, d].
+        """Return what each client's model has moved by, [k, d], in double precision.
+
+        It is added up by itself and never found as a difference of models: next to a large parameter a small move is
+        rounded to what that parameter can tell apart, which is more than the noise was made for.
 
         order: one of the orders, for what is alike in all; what differs is in the numbers.
-        batch, noise: draw the next batch, and the next noise of size 1 for every client.
+        batch, add_noise: draw the next batch, and add the next noise to what every client has.
         late_noise: whether to add the noise on which nothing is trained any more: that on the last step or the upload.
         """
         parameters, before, records = broadcast, None, None
+        start, moved = broadcast.double(), broadcast.new_zeros((), dtype=torch.float64)
         for step in range(order.steps):
             drawn = batch()
             if drawn is not before and self.moments is None:  # the records of a full batch are taken once
@@ -54,17 +61,17 @@ class LocalSteps:
             gradient = self._gradient(order, numbers, parameters, drawn, records)
             late = step == order.steps - 1 and has_late_noise(order)
             if order.noise is not None and order.noise_on == "step" and (late_noise or not late):
-                gradient = gradient + noise().to(gradient) * numbers.step_noise
+                gradient = add_noise(gradient, numbers.step_noise)
             if order.proximal:
-                gradient = gradient + numbers.pulls * (parameters - broadcast)
-            parameters = parameters - numbers.rates[:, step : step + 1] * gradient
+                gradient = gradient + numbers.pulls * moved
+            moved = moved - numbers.rates[:, step : step + 1] * gradient
+            parameters = (start + moved).to(broadcast.dtype)
         self.layers.forget()
         if isinstance(order.clip, ModelClip):
-            parameters = clip_rows(parameters, numbers.clip_norms[:, 0], order.clip.norm)
-        update = parameters - broadcast
+            moved = clip_rows(start + moved, numbers.clip_norms[:, 0], order.clip.norm) - start
         if order.noise is not None and order.noise_on == "upload" and late_noise:
-            update = update + noise().to(update) * numbers.late_noise
-        return update
+            moved = add_noise(moved, numbers.late_noise)
+        return moved
 
     def weighted_sum(
         self,
@@ -72,11 +79,11 @@ class LocalSteps:
         numbers: Columns,
         broadcast: Tensor,
         batch: Callable[[], Batch],
-        noise: Callable[[], Tensor],
+        add_noise: AddNoise,
     ) -> Tensor:
         """Return the sum of all updates as the numbers weigh them [d], without the late noise."""
         if order.steps > 1 or isinstance(order.clip, ModelClip):
-            updates = self.updates(order, numbers, broadcast, batch, noise, late_noise=False)
+            updates = self.updates(order, numbers, broadcast, batch, add_noise, late_noise=False)
             return numbers.weights[:, 0] @ updates
         # One step from one model, where nothing pulls yet, is −η_i·gradient_i.
         factors, drawn = -numbers.weights * numbers.rates, batch()
@@ -88,7 +95,7 @@ class LocalSteps:
             records = self.pool.take(drawn.rows) if self.moments is None else None
             total = factors[:, 0] @ self._gradient(order, numbers, broadcast, drawn, records)
         self.layers.forget()
-        return total
+        return total.double()
 
     def _gradient(
         self, order: Order, numbers: Columns, parameters: Tensor, batch: Batch, records: Records | None

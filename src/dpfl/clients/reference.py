@@ -1,9 +1,9 @@
 """The reference client: the papers' local training as a plain loop. Every faster client must agree with it."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
-from numpy.random import Generator
 from torch import Tensor
 
 from dpfl.clients.draws import DrawnBy, own_stream
@@ -13,8 +13,8 @@ from dpfl.gradients.clipping import clip, sum_of_clipped
 from dpfl.models import Model
 from dpfl.orders import NEEDS, ClientClip, Full, ModelClip, Need, Poisson, Question, RecordClip
 from dpfl.privacy.ledger import Charged
-from dpfl.privacy.mechanisms import add_noise
-from dpfl.streams import Streams, layer_randomness
+from dpfl.privacy.mechanisms import Source, add_noise
+from dpfl.streams import Keystream, Streams, layer_randomness
 
 # Per-record gradients are formed for as many records at a time as fit into this many numbers (16 MiB of float32):
 # larger blocks go back to the operating system after each use, and getting them again costs more than the arithmetic.
@@ -102,29 +102,38 @@ def perform(
     broadcast: Tensor,
     records: Records,
     *,
-    batches: Generator,
-    noise: Generator,
+    batches: Source,
+    noise: Source,
     vectorised: bool = True,
 ) -> Tensor:
     """Carry out one paid order and return the update (local − broadcast) [d].
 
-    batches, noise: the generators that choose records and draw noise.
+    batches, noise: the sources that choose records and draw noise.
     """
     order = charged.order
-    parameters = broadcast
+    # What a model has moved by is added up by itself: a difference of two models would be rounded before it is noised.
+    start, moved = broadcast.double(), torch.zeros_like(broadcast, dtype=torch.float64)
     for rate in order.learning_rates:
         batch = _draw(order.batch, records, batches)
+        parameters = (start + moved).to(broadcast.dtype)
         gradient = _clipped_gradient(charged, model, parameters, batch, noise, vectorised)
-        parameters = parameters - rate * (gradient + order.proximal * (parameters - broadcast))
+        moved = moved - rate * (gradient + order.proximal * moved)
     if isinstance(order.clip, ModelClip):
-        parameters = clip(parameters, order.clip.clip_norm, order.clip.norm)
-    update = parameters - broadcast
-    if order.noise is not None and order.noise_on == "upload":
-        update = add_noise(update, order.noise, noise)
-    return update
+        moved = clip(start + moved, order.clip.clip_norm, order.clip.norm) - start
+    if order.noise_on == "upload":
+        moved = _noised(charged, moved, noise)
+    return moved.to(broadcast.dtype)
 
 
-def _draw(batch: Full | Poisson, records: Records, rng: Generator) -> Records:
+def _noised(charged: Charged, value: Tensor, source: Source) -> Tensor:
+    noise = charged.order.noise
+    if noise is None:
+        return value
+    relative = charged.relative_noise if isinstance(source, Keystream) else 1.0
+    return add_noise(value, type(noise), noise.size, source, relative_size=relative)
+
+
+def _draw(batch: Full | Poisson, records: Records, rng: Source) -> Records:
     if isinstance(batch, Full):
         return records
     chosen = torch.from_numpy(rng.random(len(records)) < batch.sampling_rate)
@@ -132,7 +141,7 @@ def _draw(batch: Full | Poisson, records: Records, rng: Generator) -> Records:
 
 
 def _clipped_gradient(
-    charged: Charged, model: Model, parameters: Tensor, batch: Records, rng: Generator, vectorised: bool
+    charged: Charged, model: Model, parameters: Tensor, batch: Records, rng: Source, vectorised: bool
 ) -> Tensor:
     """Return the gradient that one step follows: clipped, noised where the order says so, and averaged.
 
@@ -141,18 +150,18 @@ def _clipped_gradient(
     """
     order = charged.order
     expected = order.divisor(charged.records)
-    step_noise = order.noise if order.noise_on == "step" else None
+    noised = partial(_noised, charged, source=rng) if order.noise_on == "step" else Tensor.double
 
     if isinstance(order.clip, RecordClip):
         total = _sum_of_clipped(order.clip, model, parameters, batch, vectorised)
-        return (total if step_noise is None else add_noise(total, step_noise, rng)) / expected
+        return noised(total) / expected
 
     gradient = torch.zeros_like(parameters)
     if len(batch):
         gradient = model.gradient(parameters, batch.x, batch.y) * (len(batch) / expected)
     if isinstance(order.clip, ClientClip):
         gradient = clip(gradient, order.clip.clip_norm, order.clip.norm)
-    return gradient if step_noise is None else add_noise(gradient, step_noise, rng)
+    return noised(gradient)
 
 
 def _sum_of_clipped(bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool) -> Tensor:

@@ -30,6 +30,7 @@ from dpfl.clients.draws import (
     OnDevice,
     OneStream,
     adding_up_to,
+    cohort_stream,
     draw_each,
     draw_sum,
     of_cohort,
@@ -46,7 +47,8 @@ from dpfl.gradients.capabilities import Capabilities
 from dpfl.gradients.layered import Layered
 from dpfl.gradients.least_squares import Moments
 from dpfl.models import Model
-from dpfl.orders import NEEDS, Full, Gaussian, Need, Poisson, Question, RecordClip
+from dpfl.orders import NEEDS, Full, Gaussian, Laplace, Need, Poisson, Question, RecordClip
+from dpfl.privacy.mechanisms import add_noise
 from dpfl.streams import Streams, device_generator, layer_randomness
 
 # A cohort draws chunk by chunk, so these numbers are part of what a seed means: another cut draws other batches.
@@ -114,7 +116,7 @@ class StackedClients:
             return self._loop.perform(request)
         if not request.charged:  # coins may leave a round to nobody
             return Separate({}) if request.separate else Summed(torch.zeros_like(request.broadcast), ())
-        if request.separate or self.drawn_by == "client":
+        if request.separate or self.drawn_by == "client" or self._is_exact_laplace(request):
             return Separate(self._one_by_one(request))
         return Summed(self._sum(request), tuple(request.charged))
 
@@ -144,12 +146,12 @@ class StackedClients:
             updates = list(self._on_chunks(partial(train, careful=True), chunks))
         pairs = zip(chunks, updates, strict=True)
         found = {client: update for chunk, rows in pairs for client, update in zip(chunk.clients, rows, strict=True)}
-        if self.drawn_by == "cohort":
+        if self.drawn_by == "cohort" and self.streams.fast:
             for kind in kinds:
                 if has_late_noise(kind.order):
                     noises = self._late_noise_each(request, kind)
                     found |= {client: found[client] + one for client, one in zip(kind.clients, noises, strict=True)}
-        return {client: found[client] for client in request.charged}
+        return {client: found[client].to(request.broadcast.dtype) for client in request.charged}
 
     def _sum(self, request: Request) -> Tensor:
         """Return Σ_i weights[i]·upload_i; noise on which nothing is trained any more is drawn once for all."""
@@ -157,12 +159,12 @@ class StackedClients:
         chunks = self._chunks(kinds)
         total, health = self._add_up(request, chunks, careful=False)
         late = [kind for kind in kinds if has_late_noise(kind.order)]
-        noise = [self._late_noise(self.streams, kind, request) for kind in late]
-        noised = sum(noise, total)
+        add_noise = partial(self._add_late_noise, self.streams, late, request)
+        noised = add_noise(total)
         if math.isfinite(health):  # only now is the device asked how it went: it has been working all the while
             return noised
         total, _ = self._add_up(request, chunks, careful=True)
-        return sum(noise, total)
+        return add_noise(total)  # the same noise: nobody has seen the other sum
 
     def _add_up(self, request: Request, chunks: Sequence[Chunk], *, careful: bool) -> tuple[Tensor, Tensor]:
         """Return Σ_i weights[i]·update_i without late noise, and a number that is finite if all went well."""
@@ -175,11 +177,26 @@ class StackedClients:
         assert health is not None
         return total, health
 
-    def _late_noise(self, streams: Streams, kind: Chunk, request: Request) -> Tensor:
-        """Draw the sum of the noise that clients of one kind add last, weighed as their uploads are."""
+    def _add_late_noise(self, streams: Streams, kinds: Sequence[Chunk], request: Request, total: Tensor) -> Tensor:
+        """Add to a sum of updates [d] the noise that clients of these kinds add last, weighed as their uploads are."""
         model = request.broadcast
-        rng = self._late_stream(streams, kind, request)
-        return draw_sum(kind.law, kind.late_noise(request.weights), model.shape[-1], rng).to(model.dtype)
+        if kinds and not streams.fast:
+            sizes = np.concatenate([kind.late_noise(request.weights) for kind in kinds])
+            least = min(filter(None, (kind.least_sensitivity(request.weights) for kind in kinds)), default=0.0)
+            if least:
+                std, source = float(np.linalg.norm(sizes)), cohort_stream(streams, "sum of noise", kinds[0], request)
+                total = add_noise(total, Gaussian, std, source, relative_size=std / least)
+            return total.to(model.dtype)
+        for kind in kinds:
+            rng = self._late_stream(streams, kind, request)
+            total = total + draw_sum(kind.law, kind.late_noise(request.weights), model.shape[-1], rng).to(total)
+        return total.to(model.dtype)
+
+    def _is_exact_laplace(self, request: Request) -> bool:
+        """Tell whether clients must be noised one by one: a sum of Laplace noises on their own grids is on none."""
+        if self.streams.fast:
+            return False
+        return any(isinstance(receipt.order.noise, Laplace) for receipt in request.charged.values())
 
     def _late_noise_each(self, request: Request, kind: Chunk) -> Tensor:
         """Draw the same noise apart, [k, d]: Gaussian noises of the clients' own that add up to the sum."""
@@ -190,7 +207,10 @@ class StackedClients:
             return (sizes.to(drawn)[:, None] * drawn).to(model)
         total = draw_sum(kind.law, kind.late_noise(request.weights), dim, rng).double().cpu()
         rngs = (own_stream(self.streams, "noise", client, request) for client in kind.clients)
-        own = sizes[:, None] * torch.stack([draw_each(kind.law, 1, dim, own_rng)[0] for own_rng in rngs])
+        own = torch.stack([
+            add_noise(torch.zeros(dim), kind.law, size, own_rng, relative_size=1.0)
+            for size, own_rng in zip(sizes.tolist(), rngs, strict=True)
+        ])  # fmt: skip
         weights = torch.tensor([request.weights[client] for client in kind.clients], dtype=torch.float64)
         return adding_up_to(total, own, sizes, weights).to(model)
 
@@ -203,12 +223,13 @@ class StackedClients:
     def _weighted(self, request: Request, layers: Layered, chunk: Chunk, *, careful: bool) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of a chunk's updates without the noise that is drawn for all, and its health."""
         broadcast = request.broadcast
-        steps, table = self._steps(layers, chunk, careful), chunk.table(broadcast.dtype, request.weights)
-        if self._rng is not None:
+        steps, table = self._steps(layers, chunk, careful), chunk.table(request.weights)
+        if self._rng is not None and (self.streams.fast or not chunk.draws):
             return self._on_gpu(steps, chunk, table, request)
+        table = table.to(broadcast.device)
         draws = OneStream(self.streams, self._pool, chunk, request, len(broadcast)) if chunk.draws else None
         batch = draws.batch if draws is not None and chunk.is_sampled else self._always(chunk)
-        noise = _no_noise if draws is None else draws.noise
+        noise = _no_noise if draws is None else draws.add_noise
         with self._randomness(chunk, request):
             total = steps.weighted_sum(chunk.order, Columns.of(table), broadcast, batch, noise)
             return total, _health(chunk, total)
@@ -228,7 +249,7 @@ class StackedClients:
         def train(broadcast: Tensor, table: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
             rows = whole.rows if isinstance(whole.rows, slice) else given[0]
             fixed = Batch(rows, None if whole.real is None else given[-1])
-            noise = _no_noise if draws is None else draws.noise
+            noise = _no_noise if draws is None else draws.add_noise
             if draws is None or not chunk.is_sampled:
                 total = steps.weighted_sum(chunk.order, Columns.of(table), broadcast, lambda: fixed, noise)
                 return total, _health(chunk, total)
@@ -253,14 +274,17 @@ class StackedClients:
         """Return what each client's model has moved by [k, d], with its noise but for what a cohort draws at last."""
         broadcast, draws = request.broadcast, self._draws(chunk, request)
         batch = draws.batch if chunk.is_sampled else self._always(chunk)
-        steps, columns = self._steps(layers, chunk, careful), Columns.of(chunk.table(broadcast.dtype).to(broadcast))
-        late = self.drawn_by == "client" or not has_late_noise(chunk.order)
+        steps, columns = self._steps(layers, chunk, careful), Columns.of(chunk.table().to(broadcast.device))
+        late = isinstance(draws, EachClient) or not has_late_noise(chunk.order)
         with self._randomness(chunk, request):
-            return steps.updates(chunk.order, columns, broadcast, batch, draws.noise, late_noise=late)
+            return steps.updates(chunk.order, columns, broadcast, batch, draws.add_noise, late_noise=late)
 
     def _draws(self, chunk: Chunk, request: Request) -> Draws:
-        """Return who draws for clients that are looked at one by one: the same as where only their sum is formed."""
-        if self.drawn_by == "client":
+        """Return who draws for clients that are looked at one by one: the same as where only their sum is formed.
+
+        Outside simulations that is each client: what nobody can repeat need not be the same.
+        """
+        if self.drawn_by == "client" or not self.streams.fast:
             return EachClient(self.streams, self._pool, chunk, request, len(request.broadcast))
         if self._rng is None:
             return OneStream(self.streams, self._pool, chunk, request, len(request.broadcast))
@@ -285,8 +309,7 @@ class StackedClients:
         assert self._layers is not None
         if not self._layers.random:
             return nullcontext()
-        rng = self.streams.secret.generator("layers", **of_cohort(chunk, request))
-        return layer_randomness(rng, self._pool.device)
+        return layer_randomness(cohort_stream(self.streams, "layers", chunk, request), self._pool.device)
 
     def _on_chunks(self, work: Callable[[Layered, Chunk], T], chunks: Sequence[Chunk]) -> Iterator[T]:
         """Do the work of all chunks; results are in their order."""
@@ -312,30 +335,31 @@ class StackedClients:
         kinds = _once(by_kind, charged)
         alike = all(len(one) == 1 and one[0].kind == kinds[0][0].kind for one in kinds)
         fits = self._layers is not None and not self._layers.random and self.drawn_by == "cohort"
+        fits = fits and self.streams.fast
         if not fits or not alike or len({tuple(one) for one in charged}) > 1:
             return self._in_turn(requests, streams)
         assert self._layers is not None
         broadcasts = torch.stack([request.broadcast for request in requests])
-        total = torch.zeros_like(broadcasts)
+        total = torch.zeros_like(broadcasts, dtype=torch.float64)
         for chunk in self._chunks(kinds[0], times=times):
             clients = chunk.clients
             members = _once(lambda one, its=clients: Chunk(its, [one[client] for client in its]), charged)
             whole = chunk.repeated(members)
-            table = torch.stack(_once(lambda one, mine: one.table(broadcasts.dtype, mine), members, weights), dim=1)
-            columns = Columns.of(table.flatten(0, 1).to(broadcasts))
+            table = torch.stack(_once(Chunk.table, members, weights), dim=1)
+            columns = Columns.of(table.flatten(0, 1).to(broadcasts.device))
             draws = OneStream(streams[0], self._pool, whole, first, broadcasts.shape[1])
             batch = draws.batch if chunk.is_sampled else self._always(whole)
             starts = broadcasts.repeat(len(chunk.clients), 1)
             steps = self._steps(self._layers, chunk, False)
             with one_core() if self._rng is None and self._is_tiny([whole]) else nullcontext():
-                updates = steps.updates(chunk.order, columns, starts, batch, draws.noise, late_noise=False)
+                updates = steps.updates(chunk.order, columns, starts, batch, draws.add_noise, late_noise=False)
                 total += (updates * columns.weights).view(len(chunk.clients), times, -1).sum(dim=0)
         if not math.isfinite(_health(kinds[0][0], total)):
             return self._in_turn(requests, streams)
-        if has_late_noise(kinds[0][0].order):
-            for i, (kind, request, stream) in enumerate(zip(kinds, requests, streams, strict=True)):
-                total[i] += self._late_noise(stream, kind[0], request)
-        return total
+        if not has_late_noise(kinds[0][0].order):
+            return total.to(broadcasts.dtype)
+        rows = zip(streams, kinds, requests, total, strict=True)
+        return torch.stack([self._add_late_noise(*row) for row in rows])
 
     def _in_turn(self, requests: Sequence[Request], streams: Sequence[Streams]) -> Tensor:
         sums = []
@@ -422,7 +446,7 @@ class StackedClients:
         return Cores(self.model)
 
 
-def _no_noise() -> Tensor:
+def _no_noise(values: Tensor, sizes: Tensor) -> Tensor:
     raise AssertionError("no noise is drawn while this order is performed")
 
 

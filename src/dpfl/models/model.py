@@ -40,6 +40,7 @@ class Model:
         self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
         if not self._shapes:
             raise BadInput("model must have trainable parameters, had none; set requires_grad on those to train")
+        _refuse_half_precision(module)
         self.dim = sum(shape.numel() for shape in self._shapes.values())
 
     def vector(self) -> Tensor:
@@ -137,6 +138,16 @@ class Model:
 
     def _record_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return self.mean_loss(parameters, x[None], y[None])
+
+
+def _refuse_half_precision(module: nn.Module) -> None:
+    """Refuse parameters of few bits: rounding moves them by more than one record may."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
+            raise BadInput(
+                f"model must have parameters of type float32 or float64, but {name!r} is {parameter.dtype}: rounding"
+                " would move it by more than a record may; convert it with module.float()"
+            )
 
 
 def _refuse_shared_statistics(module: nn.Module) -> None:

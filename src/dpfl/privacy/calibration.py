@@ -15,14 +15,16 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from dpfl.errors import BadInput
+from dpfl.orders import GRID_SHARE
 from dpfl.privacy import renyi
 from dpfl.privacy.accounting import Accountant, Mechanism, NoiseLaw, least_noise, tight
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.filters import RenyiFilter
 from dpfl.privacy.gaussian_dp import mu_of
 
-# The ledger adds up one charge a round in floating point; this much extra noise keeps the sum below the budget.
-_ROUNDING = 1e-9
+# The ledger counts what rounding to a grid adds to a sensitivity, and adds up one charge a round in floating point:
+# with this much extra noise the sum stays below the budget.
+_ROUNDING = GRID_SHARE + 1e-9
 
 
 def noise_multipliers(
@@ -106,7 +108,7 @@ def gaussian_noise_stds(
     multipliers = noise_multipliers("gaussian", releases, budgets)
     if spent is not None:
         left = np.maximum(
-            1 - np.asarray(spent) / _worth(tuple(budgets)) ** 2, 1e-12
+            1 - np.asarray(spent) * (1 + _ROUNDING) ** 2 / _worth(tuple(budgets)) ** 2, 1e-12
         )  # of each budget; rounding must not make it negative
         multipliers = [float(z) for z in np.asarray(multipliers) / np.sqrt(left)]
     return [bound * multiplier for bound, multiplier in zip(sensitivities, multipliers, strict=True)]

@@ -8,12 +8,12 @@ run and, where the owner of the books granted a limit, over all runs. What canno
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
 from dpfl.errors import BadInput, BudgetRefused
-from dpfl.orders import Gaussian, Neighbours, Order, Poisson, Unit, sensitivity
+from dpfl.orders import GRID_SHARE, Gaussian, Neighbours, Norm, Order, Poisson, Unit, sensitivity
 from dpfl.privacy.accounting import Mechanism
 from dpfl.privacy.books import BookedRun, Books, Release
 from dpfl.privacy.budget import Budget, Promise
@@ -27,6 +27,20 @@ class Charged:
 
     order: Order
     records: int  # the public number of records that the price was derived from, and that divides sums
+    sensitivity: float | None = field(default=None, compare=False)  # of what is noised; None: nothing is promised
+
+    @property
+    def relative_noise(self) -> float:
+        """Return the size of the noise in units of the sensitivity."""
+        assert self.order.noise is not None
+        if self.sensitivity is None:
+            raise BadInput("noise must be paid for before it is drawn, but this order was not; charge it to a ledger")
+        return self.order.noise.size / self.sensitivity
+
+    @property
+    def upload_sensitivity(self) -> float:
+        """Return how far the client's data can move its upload, where that is the plain sum that was priced."""
+        return (self.sensitivity or 0.0) * (self.order.noise_in_upload(self.records) or 1.0)
 
 
 class Ledger:
@@ -125,9 +139,14 @@ class Ledger:
         for client, order in orders.items():
             what = id(order), self.sizes[client]
             if what not in written:
-                written[what] = Charged(order, self.sizes[client])
+                written[what] = Charged(order, self.sizes[client], self._sensitivity(order, self.sizes[client]))
             receipts[client] = written[what]
         return receipts
+
+    def _sensitivity(self, order: Order, records: int) -> float | None:
+        if self.promise is None:
+            return None
+        return _sensitivity(order, records, unit=self.promise.unit, neighbours=self.promise.neighbours)
 
     def _write(self, releases: Mapping[int, Release | None]) -> Mapping[int, Release | None]:
         """Leave out those whose lifetime is spent and put the charges of the others on disk, as one."""
@@ -223,9 +242,8 @@ def release_of(order: Order, records: int, *, unit: Unit, neighbours: Neighbours
     noise = order.noise
     if noise is None:
         raise BadInput("noise must be set where privacy is promised, was None; order Gaussian or Laplace noise")
-    gaussian = isinstance(noise, Gaussian)
-    size = noise.std if isinstance(noise, Gaussian) else noise.scale
-    bound = sensitivity(order, records=records, unit=unit, neighbours=neighbours, norm=2 if gaussian else 1)
+    gaussian, size = isinstance(noise, Gaussian), noise.size
+    bound = _sensitivity(order, records, unit=unit, neighbours=neighbours) * (1 + GRID_SHARE)
     one_batch = order.noise_on == "step" or order.steps == 1
     amplified = isinstance(order.batch, Poisson) and one_batch and unit == "record" and neighbours == "add-remove"
     rate = order.batch.sampling_rate if amplified and isinstance(order.batch, Poisson) else 1.0
@@ -237,6 +255,11 @@ def release_of(order: Order, records: int, *, unit: Unit, neighbours: Neighbours
     if scale is None:
         return Release(mechanism, order.releases)
     return Release(mechanism, order.releases, size * scale, bound * scale)
+
+
+def _sensitivity(order: Order, records: int, *, unit: Unit, neighbours: Neighbours) -> float:
+    norm: Norm = 2 if isinstance(order.noise, Gaussian) else 1
+    return sensitivity(order, records=records, unit=unit, neighbours=neighbours, norm=norm)
 
 
 def _lifetime_filters(books: Books, promise: Promise | None, clients: int) -> dict[int, Filter]:

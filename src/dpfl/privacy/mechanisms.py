@@ -1,7 +1,7 @@
-"""The noise itself: drawn from the generator that is passed in, never from a default one.
+"""The noise itself: drawn from the source that is passed in, never from a default one.
 
-Noise is drawn in double precision and added in the precision of the value. Floating-point noise lies on a finite grid,
-which a patient adversary with the exact bits of an upload can exploit (Mironov, 2012); a simulation has no such reader.
+From a keystream, which real runs draw from, it is exact, on a public grid (`exact_noise`). From a generator it is fast,
+in floating point, and the bits of a sum may tell what it was added to: for simulations, which have no such reader.
 """
 
 import numpy as np
@@ -10,16 +10,22 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfl.orders import Gaussian, Laplace
+from dpfl.orders import Gaussian
+from dpfl.privacy.exact_noise import Law, add_exact_noise, grid_bits
+from dpfl.streams import Keystream
 
-Law = type[Gaussian] | type[Laplace]
+Source = Generator | Keystream
 
 
-def add_noise(value: Tensor, noise: Gaussian | Laplace, rng: Generator) -> Tensor:
-    """Return `value` plus independent noise on every coordinate."""
-    size = noise.std if isinstance(noise, Gaussian) else noise.scale
-    drawn = draw(type(noise), tuple(value.shape), rng) * size
-    return value + torch.from_numpy(drawn).to(device=value.device, dtype=value.dtype)
+def add_noise(value: Tensor, law: Law, size: float, source: Source, *, relative_size: float) -> Tensor:
+    """Return a value [d] plus independent noise on every coordinate, in double precision.
+
+    size: the standard deviation, or the scale; relative_size: the same in units of the value's sensitivity.
+    """
+    if isinstance(source, Keystream):
+        return add_exact_noise(value, law, size, grid_bits(law, relative_size, value.numel()), source)
+    drawn = draw(law, tuple(value.shape), source) * size
+    return value.double() + torch.from_numpy(drawn).to(value.device)
 
 
 def draw(law: Law, shape: tuple[int, ...], rng: Generator) -> NDArray[np.float64]:

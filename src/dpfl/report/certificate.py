@@ -40,6 +40,8 @@ def text(certificate: dict[str, Any]) -> str:
     ]
     if certificate["noise_source"] == "seed":
         lines.append(_line("a simulation", "the noise came from a seed: whoever knows the seed can subtract it"))
+    elif certificate["noise_source"] == "a fast sampler":
+        lines.append(_line("a simulation", "the noise was drawn fast: last bits of uploads may tell what they hide"))
     elif certificate["noise_source"] != "operating system":
         lines.append(_line("not vouched for", f"the noise, which was drawn by {certificate['noise_source']}"))
     return "\n".join(lines + [_line("caution", caution) for caution in certificate["cautions"]])

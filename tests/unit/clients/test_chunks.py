@@ -8,8 +8,8 @@ import torch
 
 from dpfl.clients.chunks import Chunk, Columns, by_kind
 from dpfl.orders import ClientClip, Full, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
+from dpfl.privacy.exact_noise import Law
 from dpfl.privacy.ledger import Charged
-from dpfl.privacy.mechanisms import Law
 from grids import each
 
 PLAIN = Order(steps=2, learning_rate=0.5, clip=RecordClip(1.0), noise=Gaussian(0.1))
@@ -142,7 +142,7 @@ def test_what_fills_clients_up_to_the_largest_is_no_more_than_a_chunk_is_worth()
 
 
 def numbers_of(chunk: Chunk) -> Columns:
-    return Columns.of(chunk.table(torch.float64))
+    return Columns.of(chunk.table())
 
 
 def test_numbers_come_as_a_row_for_each_client() -> None:
@@ -162,11 +162,11 @@ def test_numbers_come_as_a_row_for_each_client() -> None:
     assert numbers.step_noise.tolist() == [[pytest.approx(0.3)], [2.0]]
     assert numbers.late_noise.tolist() == [[pytest.approx(0.06)], [pytest.approx(0.8)]]
     assert numbers.weights.tolist() == [[1.0], [1.0]]
-    weighed = Columns.of(chunk.table(torch.float32, {8: 0.75, 3: 0.25}))
+    weighed = Columns.of(chunk.table({8: 0.75, 3: 0.25}))
     assert weighed.weights.tolist() == [[0.25], [0.75]]
     assert weighed.divisors.tolist() == [[10.0], [1.0]]
     assert chunk.late_noise({8: 0.75, 3: 0.25}) == pytest.approx([0.06 * 0.25, 0.8 * 0.75])
-    assert chunk.table(torch.float32).dtype == torch.float32
+    assert chunk.table().dtype == torch.float64
 
 
 def test_one_order_with_unlike_numbers_of_records_is_not_alike() -> None:
@@ -174,7 +174,7 @@ def test_one_order_with_unlike_numbers_of_records_is_not_alike() -> None:
     assert numbers_of(chunk).divisors.tolist() == [[20.0], [5.0]]
     alike = Chunk([0, 1], [Charged(PLAIN, 20), Charged(PLAIN, 20)])
     assert numbers_of(alike).divisors.tolist() == [[20.0], [20.0]]
-    weighed = Columns.of(alike.table(torch.float32, {0: 2.0, 1: 3.0}))
+    weighed = Columns.of(alike.table({0: 2.0, 1: 3.0}))
     assert weighed.weights.tolist() == [[2.0], [3.0]]
     assert weighed.divisors.tolist() == [[20.0], [20.0]]
     assert alike.late_noise({0: 2.0, 1: 3.0}) == pytest.approx([0.2, 0.3])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from conformance.asking import request
 from dpfl.clients.chunks import Chunk
@@ -14,8 +15,8 @@ from dpfl.clients.pool import Batch, Pool
 from dpfl.clients.uploads import Request
 from dpfl.federation import Records
 from dpfl.orders import Gaussian, Laplace, Order, Poisson
+from dpfl.privacy.exact_noise import Law
 from dpfl.privacy.ledger import Charged
-from dpfl.privacy.mechanisms import Law
 from dpfl.streams import Streams
 
 SIZES = [40, 7, 100, 12]
@@ -63,6 +64,10 @@ SOURCES: dict[str, Callable[[Streams, Pool, Chunk, int, int], Draws]] = {
 }  # fmt: skip
 
 
+def noise_of(draws: Draws, clients: int, dim: int) -> Tensor:
+    return draws.add_noise(torch.zeros(clients, dim, dtype=torch.float64), torch.ones(clients, 1, dtype=torch.float64))
+
+
 # Clients' own streams.
 
 
@@ -78,7 +83,7 @@ def test_each_client_draws_what_the_reference_client_draws(law: Law) -> None:
         found = chosen(draws.batch(), 3)
         for mine, client, rng, rate in zip(found, CLIENTS, batches, RATES, strict=True):
             assert mine == (whole.starts[client] + np.flatnonzero(rng.random(SIZES[client]) < rate)).tolist()
-        for mine, rng in zip(draws.noise(), noises, strict=True):
+        for mine, rng in zip(noise_of(draws, 3, 5), noises, strict=True):
             assert mine.tolist() == (rng.standard_normal(5) if law is Gaussian else rng.laplace(size=5)).tolist()
 
 
@@ -86,7 +91,7 @@ def test_a_clients_own_draws_do_not_depend_on_its_company() -> None:
     together = own_streams(Streams(4), pool(), chunk(CLIENTS, RATES), 3, 4)
     alone = own_streams(Streams(4), pool(), chunk([0], [0.5]), 3, 4)
     assert chosen(together.batch(), 3)[1] == chosen(alone.batch(), 1)[0]
-    assert together.noise()[1].tolist() == alone.noise()[0].tolist()
+    assert noise_of(together, 3, 4)[1].tolist() == noise_of(alone, 1, 4)[0].tolist()
 
 
 # Repeated, and never twice the same.
@@ -97,7 +102,7 @@ def test_draws_repeat_with_the_seed_and_differ_from_round_to_round(name: str) ->
     def drawn(seed: int, clients: list[int], round: int) -> tuple[list[float], list[list[int]]]:
         draws = SOURCES[name](Streams(seed), pool(), chunk(clients, RATES), round, 6)
         found = chosen(draws.batch(), 3)
-        return draws.noise().flatten().tolist(), found
+        return noise_of(draws, 3, 6).flatten().tolist(), found
 
     first = drawn(1, [0, 2, 3], 1)
     assert drawn(1, [0, 2, 3], 1) == first
@@ -109,7 +114,7 @@ def test_draws_repeat_with_the_seed_and_differ_from_round_to_round(name: str) ->
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_step_and_client_has_draws_of_its_own(name: str) -> None:
     draws = SOURCES[name](Streams(1), pool(), chunk([0, 2], [0.5, 0.5], Laplace), 1, 6)
-    noise = torch.cat([draws.noise() for _ in range(3)])
+    noise = torch.cat([noise_of(draws, 2, 6) for _ in range(3)])
     assert len({tuple(row) for row in noise.tolist()}) == 6
     batches = [tuple(chosen(draws.batch(), 2)[1]) for _ in range(3)]
     assert len(set(batches)) == 3
@@ -142,7 +147,8 @@ def test_each_record_comes_independently_with_its_clients_rate(name: str) -> Non
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize(("law", "variance"), [(Gaussian, 1.0), (Laplace, 2.0)])
 def test_noise_has_size_one(name: str, law: Law, variance: float) -> None:
-    noise = SOURCES[name](Streams(1), pool(), chunk([0, 1], [0.5, 0.5], law), 1, 20_000).noise().double()
+    draws = SOURCES[name](Streams(1), pool(), chunk([0, 1], [0.5, 0.5], law), 1, 20_000)
+    noise = noise_of(draws, 2, 20_000)
     assert noise.shape == (2, 20_000)
     kurtosis = 3 if law is Gaussian else 6
     for row in noise:

@@ -26,7 +26,7 @@ POOL = Pool([
 ONE = torch.tensor([1.0])
 
 
-def never() -> Tensor:
+def never(*_: object) -> Tensor:
     raise AssertionError("nobody asked for this")
 
 
@@ -34,14 +34,14 @@ def moved(
     order: Order,
     *,
     rows: int = 100,
-    noise: Callable[[], Tensor] = never,
+    noise: Callable[[Tensor, Tensor], Tensor] = never,
     late_noise: bool = True,
     weights: dict[int, float] | None = None,
 ) -> list[float]:
     """Return the updates of both clients from w = 1, or their weighted sum."""
     chunk = Chunk([0, 1], [Charged(order, 2), Charged(order, 1)])
     steps = LocalSteps(Layered(MODEL), POOL, None, rows, careful=False)
-    numbers, batch = Columns.of(chunk.table(ONE, weights)), POOL.whole([0, 1])
+    numbers, batch = Columns.of(chunk.table(weights)), POOL.whole([0, 1])
     if weights is None:
         return steps.updates(order, numbers, ONE, lambda: batch, noise, late_noise=late_noise).flatten().tolist()
     return steps.weighted_sum(order, numbers, ONE, lambda: batch, noise).tolist()
@@ -80,10 +80,10 @@ def test_noise_joins_every_step_or_the_upload() -> None:
     drawn = torch.tensor([[1.0], [-2.0]])
     order = replace(PLAIN, clip=RecordClip(100.0), noise=Gaussian(0.2), noise_on="step")
     # 0.2 on the sum of two records is 0.1 on their mean, times the rate 0.5; −0.4 on that of one.
-    assert moved(order, noise=lambda: drawn) == pytest.approx([-1.5 - 0.05, 2.0 + 0.2])
+    assert moved(order, noise=lambda values, sizes: values + drawn * sizes) == pytest.approx([-1.5 - 0.05, 2.0 + 0.2])
     assert moved(order, late_noise=False) == pytest.approx([-1.5, 2.0])
     upload = replace(order, noise_on="upload")
-    assert moved(upload, noise=lambda: drawn) == pytest.approx([-1.5 + 0.2, 2.0 - 0.4])
+    assert moved(upload, noise=lambda values, sizes: values + drawn * sizes) == pytest.approx([-1.5 + 0.2, 2.0 - 0.4])
     assert moved(upload, late_noise=False) == pytest.approx([-1.5, 2.0])
 
 
@@ -91,9 +91,9 @@ def test_late_noise_is_that_of_the_last_step_alone() -> None:
     order = Order(steps=3, learning_rate=0.1, clip=RecordClip(1.0), noise=Gaussian(1.0), noise_on="step")
     calls: list[int] = []
 
-    def noise() -> Tensor:
+    def noise(values: Tensor, sizes: Tensor) -> Tensor:
         calls.append(1)
-        return torch.zeros(2, 1)
+        return values
 
     moved(order, noise=noise, late_noise=False)
     assert len(calls) == 2
@@ -123,7 +123,7 @@ def test_every_step_sees_the_batch_that_is_drawn_for_it() -> None:
     chunk = Chunk([0], [Charged(order, 2)])
     batches = iter([Batch(torch.tensor([row]), torch.ones(1)) for row in (0, 1)])
     steps = LocalSteps(Layered(MODEL), POOL, None, 100, careful=False)
-    numbers = Columns.of(chunk.table(ONE))
+    numbers = Columns.of(chunk.table())
     assert steps.updates(order, numbers, ONE, lambda: next(batches), never, late_noise=True).tolist() == [[1.0]]
 
 
@@ -131,7 +131,7 @@ def test_an_empty_batch_moves_nobody() -> None:
     order = replace(PLAIN, batch=Poisson(0.5), clip=RecordClip(1.0))
     chunk = Chunk([0, 1], [Charged(order, 2), Charged(order, 1)])
     steps = LocalSteps(Layered(MODEL), POOL, None, 100, careful=False)
-    empty, numbers = Batch(torch.zeros(0, dtype=torch.long), torch.zeros(0)), Columns.of(chunk.table(ONE))
+    empty, numbers = Batch(torch.zeros(0, dtype=torch.long), torch.zeros(0)), Columns.of(chunk.table())
     assert steps.updates(order, numbers, ONE, lambda: empty, never, late_noise=True).tolist() == [[0.0], [0.0]]
     assert steps.weighted_sum(order, numbers, ONE, lambda: empty, never).tolist() == [0.0]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpfl.errors import BadInput, BudgetRefused
-from dpfl.orders import ClientClip, Gaussian, Laplace, Order, Poisson, RecordClip
+from dpfl.orders import GRID_SHARE, ClientClip, Gaussian, Laplace, Order, Poisson, RecordClip
 from dpfl.privacy.accounting import Mechanism, tight
 from dpfl.privacy.books import Books, Grant, Release
 from dpfl.privacy.budget import Budget, Promise
@@ -254,7 +254,7 @@ def test_plain_noise_may_change_from_round_to_round_at_no_higher_price(noise: st
     # Shares of 1/2, 1/3 and 1/6 are the whole, whatever the order and whether or not they were planned.
     ledger = Ledger(promise(GRANTED, noise=noise), (10,))
     for share in (1 / 2, 1 / 3, 1 / 6):
-        ledger.charge({0: order(std_for(share * WORTH * (1 - 1e-9), 10))})
+        ledger.charge({0: order(std_for(share * WORTH * (1 - 1e-9) / (1 + GRID_SHARE) ** 2, 10))})
     with pytest.raises(BudgetRefused):
         ledger.charge({0: order(std_for(1e-6 * WORTH, 10))})
     assert epsilon(ledger) == pytest.approx(8.0, rel=1e-6)
@@ -273,7 +273,7 @@ def test_laplace_noise_adds_up_to_a_pure_epsilon() -> None:
     ledger = Ledger(promise(Budget(2.0, 0.0)), (10,))
     for _ in range(4):
         ledger.charge({0: laplace(0.2)})
-    assert epsilon(ledger) == 2.0
+    assert epsilon(ledger) == pytest.approx(2.0 * (1 + GRID_SHARE), rel=1e-12)
     with pytest.raises(BudgetRefused, match="4 rounds"):
         ledger.charge({0: laplace(0.2)})
 
@@ -296,7 +296,7 @@ def test_adaptive_laplace_noise_is_paid_in_pure_epsilon_or_gaussian_dp_and_never
     with pytest.raises(BudgetRefused):
         ledger.charge({0: laplace(0.39)})
     assert list(ledger.charge({0: laplace(0.4)})) == [0]
-    assert epsilon(ledger) <= 1.0
+    assert epsilon(ledger) <= 1.0 + GRID_SHARE
 
 
 # Sampled batches.

@@ -9,7 +9,7 @@ import torch
 
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.federation import Everyone, PoissonCohort, RandomK, RoundRobin, Schedule
-from dpfl.orders import ClientClip, Full, Gaussian, Laplace, Order
+from dpfl.orders import GRID_SHARE, ClientClip, Full, Gaussian, Laplace, Order
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
@@ -56,8 +56,8 @@ def test_the_papers_laplace_noise_is_worth_exactly_twice_its_claim(epsilon: floa
     server = certificate.observers["server"]
     assert (certificate.unit, certificate.neighbours) == ("client", "replace")
     assert certificate.claimed == {"epsilon": epsilon, "delta": 0.0}
-    assert server.claimed_epsilon == pytest.approx(epsilon, rel=1e-12)
-    assert server.epsilon == pytest.approx(2 * epsilon, rel=1e-12)
+    assert server.claimed_epsilon == pytest.approx(epsilon * (1 + GRID_SHARE), rel=1e-12)
+    assert server.epsilon == pytest.approx(2 * epsilon * (1 + GRID_SHARE), rel=1e-12)
     assert server.slack == pytest.approx(-epsilon, rel=1e-9)
     assert {line.replies for line in certificate.spending} == {3}
 
@@ -93,7 +93,7 @@ def test_rates_that_decay_cost_what_they_add_up_to() -> None:
     for t in range(4):
         rates = [0.3 * 2 / (k + 2) for k in range(3 * t, 3 * t + 3)]
         spent += 2 * sum(rates) * 2.0 / (4 * max(rates) * 3 * 2.0 / 1.0)
-    assert certified(system).observers["server"].epsilon == pytest.approx(spent, rel=1e-12)
+    assert certified(system).observers["server"].epsilon == pytest.approx(spent * (1 + GRID_SHARE), rel=1e-12)
 
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
