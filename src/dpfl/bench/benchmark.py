@@ -75,6 +75,7 @@ def _contenders(
     size = _gemm_size(device)
     factor = torch.randn(size, size, device=device, generator=torch.Generator(device).manual_seed(0))
     contenders: dict[str, Contender] = {"gemm": lambda: factor @ factor, "dpfl": rounds.stacked(problem())}
+    contenders["exact"] = rounds.exactly_noised(problem())
     contenders["loop"] = loop.prepare(problem())
     if workload.name == "W3":
         contenders["plain"] = rounds.without_privacy(problem())

@@ -12,8 +12,15 @@ import torch
 from dpfl import __version__
 from dpfl.bench.workloads import WORKLOADS
 
-_ORDER = ("floor", "dpfl", "plain", "loop", "pfl", "flower", "opacus", "reference")
-_NAMES = {"plain": "dpfl, no privacy", "loop": "plain loop", "floor": "floor (arithmetic)"}
+_ORDER = ("floor", "dpfl", "exact", "plain", "loop", "pfl", "flower", "opacus", "reference")
+_NAMES = {
+    "exact": "dpfl, exact noise", "plain": "dpfl, no privacy", "loop": "plain loop", "floor": "floor (arithmetic)",
+}  # fmt: skip
+    "exact": "dpfl, exact noise",
+    "plain": "dpfl, no privacy",
+    "loop": "plain loop",
+    "floor": "floor (arithmetic)",
+}
 
 Results = Mapping[str, Mapping[str, Any]]
 
@@ -94,7 +101,7 @@ def plot(results: Results, path: Path) -> None:
     for panel, (name, times) in zip(figure.subplots(1, len(results), squeeze=False)[0], results.items(), strict=True):
         kinds = [kind for kind in _ORDER if f"{kind}_ms" in times and kind != "floor"]
         values = [times[f"{kind}_ms"] for kind in kinds]
-        colours = ["tab:blue" if kind in ("dpfl", "plain") else "tab:gray" for kind in kinds]
+        colours = ["tab:blue" if kind in ("dpfl", "exact", "plain") else "tab:gray" for kind in kinds]
         panel.barh([_NAMES.get(kind, kind) for kind in kinds], values, color=colours)
         for place, value in enumerate(values):
             panel.text(value, place, f" {_short(value)}", va="center", fontsize=8)

@@ -58,7 +58,7 @@ def test_the_papers_laplace_noise_is_worth_exactly_twice_its_claim(epsilon: floa
     assert certificate.claimed == {"epsilon": epsilon, "delta": 0.0}
     assert server.claimed_epsilon == pytest.approx(epsilon * (1 + GRID_SHARE), rel=1e-12)
     assert server.epsilon == pytest.approx(2 * epsilon * (1 + GRID_SHARE), rel=1e-12)
-    assert server.slack == pytest.approx(-epsilon, rel=1e-9)
+    assert server.slack == pytest.approx(-epsilon * (1 + 2 * GRID_SHARE), rel=1e-9)
     assert {line.replies for line in certificate.spending} == {3}
 
 
