@@ -14,8 +14,6 @@ from dpfl.bench.workloads import WORKLOADS
 
 _ORDER = ("floor", "dpfl", "exact", "plain", "loop", "pfl", "flower", "opacus", "reference")
 _NAMES = {
-    "exact": "dpfl, exact noise", "plain": "dpfl, no privacy", "loop": "plain loop", "floor": "floor (arithmetic)",
-}  # fmt: skip
     "exact": "dpfl, exact noise",
     "plain": "dpfl, no privacy",
     "loop": "plain loop",
