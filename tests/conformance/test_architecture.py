@@ -25,7 +25,7 @@ FLOORS = {
     "averages": -1,
     "run_folder": 0,
     "report": 1,
-    "streams": 1,
+    "streams": 2,
     "options": 1,
     "precision": 1,
     "orders": 1,

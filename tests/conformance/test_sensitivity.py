@@ -3,10 +3,12 @@
 For every combination of clip, norm, batch, steps, schedule, proximal pull, noise place, unit and neighbours: the
 measured change never exceeds the derived bound, on random data and on a constructed worst case, and the worst case
 comes within 1 % of it. That holds for the reference client, for the client that trains in company and for the sum that
-it forms with the others. All in double precision; 1e-9 is left for rounding.
+it forms with the others, in double precision (1e-9 is left for rounding) and in single (1e-5, and what rounds an upload
+at last, which happens after noise has joined it).
 """
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 
@@ -31,7 +33,13 @@ from grids import each
 
 RECORDS = 12
 CLIP = 0.7
-ROUNDING = 1 + 1e-9
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
+DTYPE = torch.float64
+
+
+@pytest.fixture(params=[torch.float64, torch.float32], ids=["double", "single"], autouse=True)
+def _precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "DTYPE", request.param)
 
 
 class Puppet(nn.Module):
@@ -44,17 +52,21 @@ class Puppet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(2, 1, bias=False, dtype=torch.float64)
+        self.layer = nn.Linear(2, 1, bias=False, dtype=DTYPE)
         nn.init.zeros_(self.layer.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        first = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(len(x), 2)
+        first = torch.tensor([1.0, 0.0], dtype=x.dtype).expand(len(x), 2)
         pushed, moved = self.layer(torch.stack([x[:, :2], first], dim=1)).squeeze(2).unbind(dim=1)
         return torch.where(moved == 0, pushed, x[:, 2] * moved.abs())
 
 
-@cache
 def known_puppet() -> tuple[Model, Capabilities]:
+    return _known_puppet(DTYPE)
+
+
+@cache
+def _known_puppet(dtype: torch.dtype) -> tuple[Model, Capabilities]:
     """Ask once whether the clients may train together."""
     model = Model(Puppet(), lambda outputs, _: outputs)
     known = capabilities_of(model, records(np.random.default_rng(0).normal(size=(8, 3)).tolist()))
@@ -63,10 +75,10 @@ def known_puppet() -> tuple[Model, Capabilities]:
 
 
 def records(rows: list[list[float]]) -> Records:
-    return Records(torch.tensor(rows, dtype=torch.float64).reshape(-1, 3), torch.zeros(len(rows)))
+    return Records(torch.tensor(rows, dtype=DTYPE).reshape(-1, 3), torch.zeros(len(rows)))
 
 
-COMPANY = records([[0.5, -0.3, 0.2], [1.5, 0.4, -2.0], [-0.1, 0.0, 0.3]])  # fewer than RECORDS: there are gaps to fill
+COMPANY = [[0.5, -0.3, 0.2], [1.5, 0.4, -2.0], [-0.1, 0.0, 0.3]]  # fewer than RECORDS: there are gaps to fill
 
 
 def by_reference(order: Order, data: Records, broadcast: Tensor, coins: Callable[[], object]) -> Tensor:
@@ -79,7 +91,7 @@ def by_reference(order: Order, data: Records, broadcast: Tensor, coins: Callable
 def in_company(data: Records, coins: Callable[[], object]) -> StackedClients:
     """Make the client that is measured the middle one of three, the others of which never change."""
     model, known = known_puppet()
-    return StackedClients(model, (COMPANY, data, COMPANY), CoinsOf(coins), capabilities=known)
+    return StackedClients(model, (records(COMPANY), data, records(COMPANY)), CoinsOf(coins), capabilities=known)
 
 
 def paid_by_all(order: Order) -> dict[int, Charged]:
@@ -154,19 +166,24 @@ def label(case: object) -> str:
     return "-".join((*parts, case.noise_on, f"pull{case.proximal}"))
 
 
+def within(bound: float, *, far: bool = False) -> float:
+    """Leave room for rounding; an upload from a model that is far away is as long as the way."""
+    return bound * (1 + ROUNDING[DTYPE]) + (1e3 * torch.finfo(DTYPE).eps if far else 0.0)
+
+
 def derived(order: Order, unit: str, neighbours: str) -> float:
     return sensitivity(order, records=RECORDS, unit=unit, neighbours=neighbours, norm=order.clip.norm)
 
 
 def worst_case(order: Order, unit: str, neighbours: str) -> tuple[tuple[Records, Records], Tensor]:
     """Construct the neighbours, and the broadcast model, that the bound is made for."""
-    origin = torch.zeros(2, dtype=torch.float64)
+    origin = torch.zeros(2, dtype=DTYPE)
     right, left = [-1e6, 0.0, -1e6], [1e6, 0.0, -1e6]  # walk right (left) at once and ever after
     idle = [1e-7, 0.0, -1e6]  # barely move left at first, then run to the side on which the model stands
     heavy = [-1e12, 0.0, -1e6]  # outweigh everybody else, where records are not clipped one by one
     if unit == "client" and isinstance(order.clip, ModelClip) and neighbours == "add-remove":
         # The removed client stays where the broadcast model is, on the far side of the ball.
-        far = torch.tensor([0.0, -1e6], dtype=torch.float64)
+        far = torch.tensor([0.0, -1e3], dtype=DTYPE)
         return (records([[0.0, -1e12, 0.0]] * RECORDS), records([])), far
     if unit == "client":
         return (records([right] * RECORDS), records([left] * RECORDS if neighbours == "replace" else [])), origin
@@ -183,7 +200,7 @@ def test_the_worst_case_comes_within_one_percent_and_not_beyond(
 ) -> None:
     measured = distance(order, *worst_case(order, unit, neighbours), TakesAll, performs)
     bound = derived(order, unit, neighbours)
-    assert 0.99 * bound <= measured <= bound * ROUNDING
+    assert 0.99 * bound <= measured <= within(bound, far=isinstance(order.clip, ModelClip))
 
 
 @each_client
@@ -202,9 +219,9 @@ def test_random_data_never_exceeds_the_bound(order: Order, unit: str, neighbours
             pair = records(common + draw(count)), records(common + draw(count))
         else:  # the last record (or all of them) is missing from the second
             pair = records(common + draw(count)), records(common)
-        start = torch.from_numpy(rng.normal(size=2) * (seed % 2))
+        start = torch.from_numpy(rng.normal(size=2) * (seed % 2)).to(DTYPE)
         measured = distance(order, pair, start, lambda seed=seed: Coins(seed), performs)  # type: ignore[misc]
-        assert measured <= bound * ROUNDING
+        assert measured <= within(bound)
 
 
 @each_client
@@ -214,8 +231,8 @@ def test_a_broken_record_cannot_break_the_bound(kind: type, poison: float, perfo
     order = Order(steps=1, learning_rate=0.5, clip=kind(CLIP))
     healthy = [[0.3, -0.2, 0.1]] * (RECORDS - 1)
     pair = records([*healthy, [poison, poison, poison]]), records([*healthy, [1.0, 1.0, 1.0]])
-    measured = distance(order, pair, torch.zeros(2, dtype=torch.float64), TakesAll, performs)
-    assert measured <= derived(order, "record", "replace") * ROUNDING
+    measured = distance(order, pair, torch.zeros(2, dtype=DTYPE), TakesAll, performs)
+    assert measured <= within(derived(order, "record", "replace"))
 
 
 # Deliberately wrong clients, each a mistake that shipped somewhere: the brute force must catch every one.
@@ -254,7 +271,7 @@ def layers_clip_the_batch(
     sums = [right_sums(self, parameters, x[i], y[i], counts[i] / counts[i].amin(), None, 1, **options) for i in shares]
     kept = [clip(one[0] / rows, float(bound[0][0]), bound[1]) * rows for one in sums]
     each = torch.stack([counts[i].amin() for i in shares])  # of the records of each client; none are gaps here
-    return (each @ torch.stack(kept))[None] if clients == 1 else torch.stack(kept)
+    return (each.to(kept[0]) @ torch.stack(kept))[None] if clients == 1 else torch.stack(kept)
 
 
 def layers_clip_each_coordinate(
@@ -264,7 +281,7 @@ def layers_clip_each_coordinate(
         [right_sums(self, parameters, x[i : i + 1], y[i : i + 1], None, None, 1, **options) for i in range(len(x))]
     )
     clamped = gradients.clamp(-bound[0][0], bound[0][0])
-    counts = torch.ones(len(x), dtype=torch.float64) if counts is None else counts
+    counts = torch.ones(len(x), dtype=x.dtype) if counts is None else counts
     return (clamped * counts[:, None]).view(clients, -1, 2).sum(dim=1)
 
 
@@ -308,8 +325,8 @@ def test_wrong_twins_are_caught(
 ) -> None:
     order = Order(steps=1, learning_rate=0.5, batch=batch, clip=RecordClip(CLIP))
     neighbours = "replace" if len(rows[0]) == len(rows[1]) else "add-remove"
-    pair, origin = tuple(records(side) for side in rows), torch.zeros(2, dtype=torch.float64)
-    assert distance(order, pair, origin, TakesAll, performs) <= derived(order, "record", neighbours) * ROUNDING
+    pair, origin = tuple(records(side) for side in rows), torch.zeros(2, dtype=DTYPE)
+    assert distance(order, pair, origin, TakesAll, performs) <= within(derived(order, "record", neighbours))
     monkeypatch.setattr(reference, "_sum_of_clipped", wrong)
     monkeypatch.setattr(Layered, "sums", wrong_layers)
     assert distance(order, pair, origin, TakesAll, performs) > 1.2 * derived(order, "record", neighbours)
