@@ -1,7 +1,7 @@
 """What every other room calls data: records, a data set before it is shared out, and a federation after."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,13 +10,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Records:
-    """Rows of features and targets that belong together."""
+    """Rows of features and targets that belong together; in print they are counted and not shown."""
 
     x: Tensor  # [n, ...] float
     y: Tensor  # [n] int64 class labels, or float targets
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def __repr__(self) -> str:
+        return f"Records({len(self):,} of shape {list(self.x.shape[1:])})"
 
     def take(self, rows: Tensor) -> "Records":
         """Return the records at these positions (or under this mask)."""
@@ -40,7 +43,9 @@ class Dataset:
     test: Records
     classes: int | None  # None for regression
     source: str  # where it came from and how much of it there is, in one line
-    groups: Tensor | None = None  # [n] the person behind each record of the pool (a FEMNIST writer)
+    groups: Tensor | None = field(
+        default=None, repr=False
+    )  # [n] the person behind each record of the pool (a FEMNIST writer)
     fit: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None
 
 
@@ -55,6 +60,14 @@ class Federation:
     classes: int | None
     source: str
     recipe: dict[str, Any] | None = None  # the arguments of `federate`; None where arrays were handed over
+
+    def __repr__(self) -> str:
+        sizes = sorted({min(self.sizes), max(self.sizes)}) if self.clients else [0]
+        held = " to ".join(f"{size:,}" for size in sizes)
+        return (
+            f"Federation({self.name!r}, {len(self.clients):,} clients of {held} records,"
+            f" {len(self.validation):,} public, {len(self.test):,} to test on)"
+        )
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -13,10 +13,12 @@ from dpfl.errors import BadInput
 from dpfl.report.certificate import text
 
 
-def write(run: Path) -> tuple[Path, Path]:
-    """Write `report.html` (self-contained) and `curve.png` into the run's folder and return their paths."""
+def write(run: Path, certificate: dict[str, Any], checked: str) -> tuple[Path, Path]:
+    """Write `report.html` (self-contained) and `curve.png` into the run's folder and return their paths.
+
+    checked: by what the certificate was computed, or that nobody has checked it.
+    """
     environment = run_folder.read_json(run, run_folder.ENVIRONMENT)
-    certificate = run_folder.read_json(run, run_folder.CERTIFICATE)
     metrics = run_folder.read_metrics(run)
     if not metrics:
         raise BadInput(f"run must have finished a round, but {str(run)!r} has none; let it train first")
@@ -29,6 +31,7 @@ def write(run: Path) -> tuple[Path, Path]:
         title=title,
         last=metrics[-1],
         certificate=text(certificate),
+        checked=checked,
         config=config,
         environment=environment,
         curve=base64.b64encode(curve.read_bytes()).decode(),
