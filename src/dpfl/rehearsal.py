@@ -13,12 +13,13 @@ from dpfl.clients.uploads import Engine, Request, Separate, Summed, Uploads
 from dpfl.errors import BadInput
 from dpfl.models import Model
 from dpfl.orders import NEEDS, Need, Question
+from dpfl.privacy.allowed import BY_FILTER, Plan
 from dpfl.privacy.budget import Observer
-from dpfl.privacy.certificate import Certificate, certify
+from dpfl.privacy.certificate import Certificate, certify, views_of
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import walk
 from dpfl.server.evaluation import Score
-from dpfl.session import Session, follows_uploads, problem_of
+from dpfl.session import Session, follows_training, follows_uploads, problem_of
 from dpfl.streams import Streams
 from dpfl.systems import PrivateSystem, System
 
@@ -77,14 +78,40 @@ def rehearse(system: System[Any], sizes: Sequence[int], streams: Streams) -> Cer
     A controller is told what lets it go on longest: losses that keep falling, and no curvature to speak of (each local
     step moves the model by nearly the same).
     """
-    ledger = Ledger(system.promise(sizes), sizes, system=system.name, follows_uploads=follows_uploads(system))
+    ledger = _rehearsed(system, sizes, streams)
+    return certify(ledger.books, ledger.run)
+
+
+def allowance(system: System[Any], sizes: Sequence[int], streams: Streams) -> Any:
+    """Return what a training may let out at most, as plain data for its ledger; None where nothing is promised.
+
+    What does not depend on how the training goes is known from a rehearsal. What does is held by each client's filter,
+    but in a paper's calibration, which has none: there a rehearsal of the longest course is taken.
+    """
+    promise = system.promise(sizes)
+    if promise is None:
+        return None
+    if promise.calibration == "tight" and (promise.noise == "adaptive" or follows_training(system)):
+        return BY_FILTER
+    ledger = _rehearsed(system, sizes, streams)
+    return Plan(views_of(ledger.books, ledger.run, promise)).to_plain()
+
+
+def _rehearsed(system: System[Any], sizes: Sequence[int], streams: Streams) -> Ledger:
+    """Play a training whose clients compute nothing, and return what it was charged."""
+    promise = system.promise(sizes)
+    filtered = promise is not None and promise.calibration == "tight" and follows_training(system)
+    ledger = Ledger(
+        promise, sizes, system=system.name, follows_uploads=follows_uploads(system),
+        allowed=BY_FILTER if filtered else None,
+    )  # fmt: skip
     model = Model(_OneParameter(), lambda outputs, targets: outputs)
     session = Session(
         system, problem_of(system, sizes, 1, streams), model, PricedClients(len(sizes)), ledger, streams, _FallingLoss()
     )
     for _ in walk(session, session.begin()):
         pass
-    return certify(ledger.books, ledger.run)
+    return ledger
 
 
 class PricedClients:

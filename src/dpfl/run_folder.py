@@ -1,6 +1,7 @@
 """The run folder: everything one training leaves behind, and nothing else is ever overwritten.
 
 ledger.sqlite       what every client was charged, before it uploaded; a run that replaces another adds to it
+extract.sqlite      in its place, where the run was charged to a ledger of many: this run's part of that
 config.toml         complete: running it again with its seed repeats the run bit for bit
 metrics.jsonl       one line a round, on disk as soon as the round is over
 model.safetensors   the trained parameters by name
@@ -17,9 +18,9 @@ from dpfl.errors import BadInput, require_readable
 CONFIG, METRICS, MODEL, CERTIFICATE, ENVIRONMENT = (
     "config.toml", "metrics.jsonl", "model.safetensors", "certificate.json", "environment.json",
 )  # fmt: skip
-LEDGER = "ledger.sqlite"
+LEDGER, EXTRACT = "ledger.sqlite", "extract.sqlite"
 VERSION = 1  # of the folder as a whole: which files it holds and what they say; it stands in environment.json
-CERTIFICATE_VERSION = 1  # of a certificate's plain data
+CERTIFICATE_VERSION = 2  # of a certificate's plain data; 1 knew neither what was allowed nor other runs
 REPORT_FILES = ("report.html", "curve.png")
 PLAN, PLAN_PLOT, CONSTANTS = "plan.json", "plan.png", "constants.toml"
 
@@ -54,7 +55,8 @@ def create(path: Path, config: str) -> None:
     """Write the config; an old run in the folder gives way, but not its ledger: what is spent is spent."""
     make(path)
     try:
-        for name in (CONFIG, METRICS, MODEL, CERTIFICATE, ENVIRONMENT, *REPORT_FILES, PLAN, PLAN_PLOT, CONSTANTS):
+        for name in (CONFIG, METRICS, MODEL, CERTIFICATE, ENVIRONMENT, EXTRACT, *REPORT_FILES, PLAN, PLAN_PLOT,
+                     CONSTANTS):  # fmt: skip
             (path / name).unlink(missing_ok=True)
         (path / CONFIG).write_text(config, encoding="utf-8")
     except OSError as problem:

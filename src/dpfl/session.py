@@ -92,6 +92,11 @@ class Session(Generic[S]):
         return self.system.begin(self.problem, start, feedback)
 
 
+def follows_training(system: System[Any]) -> bool:
+    """Tell whether what clients are ordered may depend on what they released before."""
+    return bool(system.needs)
+
+
 def follows_uploads(system: System[Any]) -> bool:
     """Tell whether what is sent out may depend on uploads in other ways than through their noised sum."""
     return bool({"uploads", "loss", "curvature"} & system.needs)

@@ -1,5 +1,7 @@
 """Training: walk the hall R times, keep the run folder, end with a certificate."""
 
+import hashlib
+import json
 import math
 import platform
 import time
@@ -25,10 +27,12 @@ from dpfl.federation import Federation, federate
 from dpfl.models import Loss, Model, build, default_model
 from dpfl.orders import Gaussian
 from dpfl.precision import products
-from dpfl.privacy.books import Books
+from dpfl.privacy.books import FAST, Books
 from dpfl.privacy.budget import cautions
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
+from dpfl.privacy.people import Fingerprints, fingerprint, fingerprints_of
+from dpfl.rehearsal import allowance
 from dpfl.round import Outcome, walk
 from dpfl.server.evaluation import PublicSplit, Score, evaluate
 from dpfl.session import OnUploads, Session, follows_uploads, problem_of
@@ -178,10 +182,13 @@ def train(
     engine, promise = performers.engine, system.promise(federation.sizes)
     config = Config(system, settings_of(federation, **asdict(chosen) | {"model": learner.name}))
     environment = _environment(federation, chosen.device, engine, streams)
+    shared = chosen.ledger is not None
     ledger_in = partial(
         Ledger, promise, federation.sizes, system=system.name, config=config.hash, seeded=streams.seeded,
         noise_source="the clients that were handed in" if clients is not None else _noise_source(streams),
         follows_uploads=follows_uploads(system), versions=environment["versions"],
+        allowed=allowance(system, federation.sizes, streams),
+        sharing=_sharing(federation), recognise=partial(_recognise, federation, streams) if shared else None,
     )  # fmt: skip
     session = Session(
         system, problem_of(system, federation.sizes, learner.dim, streams), learner, performers,
@@ -195,7 +202,7 @@ def train(
         warnings.warn(caution, Caution, stacklevel=2)
 
     started = time.perf_counter()
-    environment["ledger"] = run_folder.LEDGER if chosen.ledger is None else str(Path(chosen.ledger).resolve())
+    environment["ledger"] = run_folder.EXTRACT if shared else run_folder.LEDGER
     environment["run"] = session.ledger.run.name  # as the ledger knows it
     if folder is not None:
         named = federation.recipe is not None and not isinstance(model, nn.Module) and clients is None
@@ -224,9 +231,11 @@ def train(
         learner.load(state.model)
         books = session.ledger.books
         certificate = certify(books, session.ledger.run)
-        books.close()
         if folder is not None:
             _save(folder, learner, state.model, certificate, environment | {"seconds": round(seconds, 3)})
+        if folder is not None and shared:
+            books.extract(session.ledger.run, folder / run_folder.EXTRACT)
+        books.close()
     return Run(
         system=system.name,
         rounds=state.round,
@@ -318,9 +327,25 @@ def _environment(federation: Federation, device: str, engine: Engine, streams: S
     }
 
 
+def _sharing(federation: Federation) -> str | None:
+    """Name how the data were shared out among the clients, where that can be told and done again."""
+    recipe = federation.recipe
+    if recipe is None or recipe["data_seed"] is None:
+        return None
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _recognise(federation: Federation, streams: Streams, key: bytes) -> Fingerprints:
+    """Make what a ledger with this key knows a run's people and noise by."""
+    clients = [fingerprints_of(key, records.x, records.y) for records in federation.clients]
+    public = [fingerprints_of(key, records.x, records.y) for records in (federation.validation, federation.test)]
+    noise = fingerprint(key, streams.secret.key)
+    return Fingerprints(clients, [one for part in public for one in part], noise)
+
+
 def _noise_source(streams: Streams) -> str | None:
     """Say where noise comes from, if neither from a seed nor, exactly, from the operating system."""
-    return "a fast sampler" if streams.fast and not streams.seeded else None
+    return FAST if streams.fast and not streams.seeded else None
 
 
 def _installed(package: str) -> bool:

@@ -9,19 +9,29 @@ import typer
 
 from dpfl.cli import app
 
+_CHECKED = """
+computed anew from the ledger{finished}; its chain of hashes is whole. What nobody can notice here is a folder that was
+put back, or made anew, ledger and all: compare the ledger head with one that was kept elsewhere"""
+
 
 @app.command(epilog="[bold]Example[/bold]  dpfl certificate runs/demo")
 def certificate(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")],
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Where the run was charged to a ledger that many share: check it against that as well."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Compute the privacy certificate of a run anew from its ledger, compare it with the one it wrote, and print it."""
     from dpfl.privacy.certificate import recertify
 
-    computed, finished = recertify(run)
+    computed, finished = recertify(run, ledger)
     print(json.dumps(computed.to_dict(), ensure_ascii=False) if as_json else computed)
     if not as_json:
-        print("\ncomputed anew from the ledger" + (", and as the run wrote it" if finished else ""))
+        print(_CHECKED.format(finished=", and as the run wrote it" if finished else ""))
     if not finished:
         print(
             "dpfl: caution: the run ended before it wrote a certificate; this is what it was charged", file=sys.stderr

@@ -1,4 +1,4 @@
-"""`dpfl ledger`: what every client has spent, ever, and what it may."""
+"""`dpfl ledger`: what every client has spent, ever, and what it may; and whether the file is as it was written."""
 
 import json
 from contextlib import closing
@@ -17,6 +17,8 @@ dpfl ledger runs/demo
 dpfl ledger hospitals.sqlite --new --grant 10 --delta 1e-5
 
 dpfl run udp --epsilon 3 --delta 1e-5 --ledger hospitals.sqlite
+
+dpfl ledger hospitals.sqlite --head 694475b3b0d074e3831c31327dba141c
 """
 
 
@@ -37,13 +39,31 @@ def ledger(
             metavar="plain|renyi", help="plain: noise on all records, counted exactly. renyi: sampled batches as well."
         ),
     ] = "plain",
+    new_people: Annotated[
+        bool,
+        typer.Option(
+            "--new-people",
+            help="Say, as the owner, that from now on clients hold other people's records: nothing is spent yet.",
+        ),
+    ] = False,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HASH", help="Refuse the file unless it still holds this head, as a certificate names it."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
-    """Print what every client has spent over all runs of a ledger; with --grant, limit it first."""
+    """Print what every client has spent over all runs of a ledger; with --grant, limit it first.
+
+    The file is checked against its own chain of hashes. One that was put back to an earlier state, or written anew as a
+    whole, is noticed only by whoever kept a head: on a certificate, or from an earlier look.
+    """
     from dpfl import run_folder
     from dpfl.options import literal
     from dpfl.privacy.books import Books, Grant
     from dpfl.privacy.budget import Budget
+    from dpfl.privacy.chain import SHOWN
     from dpfl.privacy.statement import state
     from dpfl.report.statement import text
 
@@ -54,7 +74,12 @@ def ledger(
     if grant is not None:
         whom = None if client is None else literal(client)
         limit = Grant(whom, Budget(literal(grant), literal(delta)), unit, neighbours, currency)  # type: ignore[arg-type]
+    if head is not None and (len(head) < SHOWN or not set(head.lower()) <= set("0123456789abcdef")):
+        raise BadInput(f"head must be at least {SHOWN} digits of 0-9 and a-f, was {head!r}; copy it from a certificate")
     with closing(Books(path, create=new)) as books:
+        books.require_whole(*([] if head is None else [head]))
+        if new_people:
+            books.add_people()
         if limit is not None:
             books.grant(limit)
         statement = state(books)

@@ -1,33 +1,40 @@
 """The books: what every client was charged, in one SQLite file that outlives the process.
 
-A charge is on disk before the upload it pays for exists, and nothing is ever changed or removed. One file can hold many
-runs, so that it answers how much a client has spent, ever; its owner can grant each client a limit over all of them.
-The file is a rollback-journal database, whole in itself whenever nobody is writing. One that is not ours, damaged,
-locked or of a newer version is refused in a sentence and left as it was.
+A charge is on disk before the upload it pays for exists, and nothing is ever changed or removed: a chain of hashes
+(`chain`) runs through everything that is written. One file can hold many runs, so that it answers how much a client has
+spent, ever; its owner can grant each client a limit over all of them. The file is a rollback-journal database, whole in
+itself whenever nobody is writing. One that is not ours, damaged, locked or of a newer version is refused in a sentence
+and left as it was.
 """
 
 import json
 import math
+import os
 import sqlite3
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
 from dpfl.errors import BadInput, require_count, require_one_of, require_readable
 from dpfl.orders import NEIGHBOURS, UNITS, Neighbours, Unit
+from dpfl.privacy import chain, people
 from dpfl.privacy.accounting import Mechanism
 from dpfl.privacy.budget import Budget
+from dpfl.privacy.chain import Entry
 from dpfl.privacy.filters import Currency
+from dpfl.privacy.people import Fingerprints
 
 _APPLICATION = 0x6470666C  # "dpfl"
-_VERSION = 1  # of the tables below and of what `runs.facts` says
+_VERSION = 2  # of the tables below and of what `runs.facts` says; 1 had no chain and knew no people
 _NO_NOISE = 1e-300  # costs infinitely much, where a sum of costs has overflowed
 _PATIENCE = 10.0  # seconds to wait while somebody else writes
+FAST = "a fast sampler"  # where noise comes from that is drawn in floating point, without a seed
 
 _TABLES = """
 CREATE TABLE runs (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, opened TEXT NOT NULL, facts TEXT NOT NULL);
@@ -47,8 +54,8 @@ CREATE TABLE grants (
     id INTEGER PRIMARY KEY, client INTEGER,  -- NULL: every client
     epsilon REAL NOT NULL, delta REAL NOT NULL, unit TEXT NOT NULL, neighbours TEXT NOT NULL, currency TEXT NOT NULL,
     granted TEXT NOT NULL
-);
-"""
+)"""
+_SINCE_VERSION_2 = f"{people.TABLES};{chain.TABLE}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,8 @@ class Books:
         try:
             # A file without tables is new, or was given up before anything was charged.
             if self._one("SELECT COUNT(*) FROM sqlite_master")[0] == 0 and create:
-                self._make()
+                with self.transaction():  # which makes what is missing
+                    pass
             self._check()
             self._sql.execute("PRAGMA synchronous = EXTRA")  # a commit is on disk, and so is the end of its journal
             self._sql.execute("PRAGMA foreign_keys = ON")
@@ -112,20 +120,28 @@ class Books:
             self.close()
             raise problem if isinstance(problem, BadInput) else self._refused(problem) from None
 
-    def _make(self) -> None:
-        with self.transaction():
-            for statement in _TABLES.split(";\n"):
-                self._sql.execute(statement)
-            self._sql.execute(f"PRAGMA application_id = {_APPLICATION}")
-            self._sql.execute(f"PRAGMA user_version = {_VERSION}")
+    def _renew(self) -> None:
+        """Make the tables of a new file, or those that an older one lacks, now that something is written to it."""
+        version = self._version
+        if version == _VERSION:
+            return
+        for statement in (*(_TABLES.split(";") if version == 0 else ()), *_SINCE_VERSION_2.split(";")):
+            self._sql.execute(statement)
+        self._sql.execute("INSERT INTO notes VALUES ('key', ?)", (self.key,))
+        chain.add_all(self._sql)
+        self._sql.execute(f"PRAGMA application_id = {_APPLICATION}")
+        self._sql.execute(f"PRAGMA user_version = {_VERSION}")
+
+    @property
+    def _version(self) -> int:
+        return int(self._one("PRAGMA user_version")[0])
 
     def _check(self) -> None:
-        application, version = (self._one(f"PRAGMA {name}")[0] for name in ("application_id", "user_version"))
-        if application != _APPLICATION:
+        if self._one("PRAGMA application_id")[0] != _APPLICATION:
             raise BadInput(
                 f"ledger must be a ledger of dpfl, but {str(self.path)!r} is another database; choose another"
             )
-        require_readable("ledger", repr(str(self.path)), version, _VERSION)
+        require_readable("ledger", repr(str(self.path)), self._version, _VERSION)
         if self._one("PRAGMA quick_check(1)")[0] != "ok":
             raise sqlite3.DatabaseError("its pages do not fit together")
 
@@ -149,6 +165,7 @@ class Books:
         try:
             self._sql.execute("BEGIN IMMEDIATE")
             try:
+                self._renew()
                 yield
                 self._sql.execute("COMMIT")
             except BaseException:
@@ -167,24 +184,33 @@ class Books:
 
     # What is written.
 
-    def open_run(self, facts: dict[str, Any]) -> BookedRun:
-        """Begin a run; `facts` is plain data that says what was promised to whom."""
+    def open_run(self, facts: dict[str, Any], fingerprints: Fingerprints | None = None) -> BookedRun:
+        """Begin a run; `facts` is plain data that says what was promised to whom.
+
+        fingerprints: of its people and its noise, for a ledger that many runs share.
+        """
         name, opened = uuid.uuid4().hex[:16], _now()
         with self.transaction():
-            cursor = self._sql.execute(
-                "INSERT INTO runs (name, opened, facts) VALUES (?, ?, ?)", (name, opened, json.dumps(facts))
-            )
-        return BookedRun(int(cursor.lastrowid or 0), name, opened, facts)
+            population = self.population
+            facts = facts | {"population": population}
+            if fingerprints is not None:
+                self.require_known(fingerprints)  # again, now that nobody else writes
+            number = self._insert("run", name, opened, json.dumps(facts))
+            if fingerprints is not None:
+                self._sql.execute("INSERT INTO noise_keys VALUES (?, ?)", (fingerprints.noise, number))
+                self._sql.executemany(
+                    f"INSERT OR IGNORE INTO people VALUES ({population}, ?, ?, {number})", fingerprints.places()
+                )
+                self._chain(Entry("people", number), chain.people_of(self._sql, number))
+        return BookedRun(number, name, opened, facts)
 
     def add_release(self, release: Release) -> int:
         """Describe a release, for charges to point to."""
         one = release.mechanism
-        values = (one.noise, one.multiplier, one.sampling_rate, release.count, release.noise_std, release.sensitivity)
-        cursor = self._sql.execute(
-            "INSERT INTO releases (noise, multiplier, sampling_rate, count, noise_std, sensitivity)"
-            " VALUES (?, ?, ?, ?, ?, ?)", values,
-        )  # fmt: skip
-        return int(cursor.lastrowid or 0)
+        in_upload = (None if value is None else float(value) for value in (release.noise_std, release.sensitivity))
+        return self._insert(
+            "release", one.noise, float(one.multiplier), float(one.sampling_rate), int(release.count), *in_upload
+        )
 
     def add_charges(self, run: BookedRun, round: int, releases: Mapping[int, int | None]) -> dict[int, int]:
         """Charge each client for a release, inside a transaction; return the charges' numbers."""
@@ -194,23 +220,42 @@ class Books:
             "INSERT INTO charges VALUES (?, ?, ?, ?, ?)",
             ((numbers[client], run.id, round, client, release) for client, release in releases.items()),
         )
+        if releases:
+            rows = ((numbers[client], client, release) for client, release in releases.items())
+            self._chain(Entry("charges", run.id, round), rows)
         return numbers
 
     def add_broadcast(self, run: BookedRun, round: int, weights: Mapping[int, float], noise_std: float) -> None:
         """Note with which weight each charged upload went into the model that was sent out, and the noise on it."""
+        rows = sorted((charge, float(weight)) for charge, weight in weights.items())
         with self.transaction():
-            self._sql.execute("INSERT INTO broadcasts VALUES (?, ?, ?)", (run.id, round, noise_std))
-            self._sql.executemany("INSERT INTO aggregates VALUES (?, ?)", weights.items())
+            self._sql.execute("INSERT INTO broadcasts VALUES (?, ?, ?)", (run.id, round, float(noise_std)))
+            self._sql.executemany("INSERT INTO aggregates VALUES (?, ?)", rows)
+            self._chain(Entry("broadcast", run.id, round), [(float(noise_std),), *rows])
 
     def grant(self, grant: Grant) -> None:
         """Limit what a client may spend in all runs together; a later grant replaces an earlier one."""
-        budget = grant.budget
-        values = (grant.client, budget.epsilon, budget.delta, grant.unit, grant.neighbours, grant.currency, _now())
+        self.require_writable()
+        budget, kind = grant.budget, (grant.unit, grant.neighbours, grant.currency)
         with self.transaction():
-            self._sql.execute(
-                "INSERT INTO grants (client, epsilon, delta, unit, neighbours, currency, granted)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)", values,
-            )  # fmt: skip
+            self._insert("grant", grant.client, float(budget.epsilon), float(budget.delta), *kind, _now())
+
+    def add_people(self) -> None:
+        """Note that from now on the clients' records are other people's, who have lost nothing yet."""
+        self.require_writable()
+        with self.transaction():
+            self._insert("population", _now())
+
+    def _insert(self, kind: str, *values: Any) -> int:
+        """Add a row to the table of this kind, and to the chain."""
+        marks = ", ".join("?" * len(values))
+        number = int(self._sql.execute(f"INSERT INTO {kind}s VALUES (NULL, {marks})", values).lastrowid or 0)
+        self._chain(Entry(kind, number), [(number, *values)])
+        return number
+
+    def _chain(self, entry: Entry, rows: chain.Rows) -> None:
+        if self.path is not None:  # nobody can reach what is in memory
+            chain.add(self._sql, entry, rows)
 
     # What is read. Sums are taken by the database, so that a million charges need no memory here.
 
@@ -231,6 +276,10 @@ class Books:
             f"ledger must hold the run {name!r}, but {str(self.path)!r} does not; give the file it was charged to"
         )
 
+    def runs_of(self, population: int) -> list[BookedRun]:
+        """Return the runs that were on these people."""
+        return [run for run in self.runs() if run.facts.get("population", 1) == population]
+
     def grants(self) -> list[Grant]:
         """Return the grants, in the order in which they were given."""
         rows = self._all("SELECT client, epsilon, delta, unit, neighbours, currency FROM grants ORDER BY id")
@@ -249,13 +298,104 @@ class Books:
         """Return the number of the newest charge."""
         return int(self._one("SELECT COALESCE(MAX(id), 0) FROM charges")[0])
 
-    def charges_of_others(self, run: BookedRun, after: int) -> list[tuple[int, Release | None]]:
-        """Return (client, release) of the charges that other runs added after the charge of this number."""
+    def charges_of_others(self, run: BookedRun, after: int) -> list[tuple[int, int, Release | None]]:
+        """Return (run, client, release) of the charges that other runs added after the charge of this number."""
         rows = self._all(
-            "SELECT c.client, r.id, r.noise, r.multiplier, r.sampling_rate, r.count FROM charges c"
+            "SELECT c.run, c.client, r.id, r.noise, r.multiplier, r.sampling_rate, r.count FROM charges c"
             " LEFT JOIN releases r ON r.id = c.release WHERE c.id > ? AND c.run != ?", after, run.id,
         )  # fmt: skip
-        return [(client, Release(Mechanism(*kind), count) if number else None) for client, number, *kind, count in rows]
+        return [
+            (other, client, Release(Mechanism(*kind), count) if number else None)
+            for other, client, number, *kind, count in rows
+        ]
+
+    @cached_property
+    def key(self) -> bytes:
+        """Return the key under which records and noise are recognised; an older file gets one when it is written to."""
+        known = self._one("SELECT value FROM notes WHERE name = 'key'") if self._version > 1 else None
+        return os.urandom(32) if known is None else known[0]
+
+    @property
+    def population(self) -> int:
+        """Return which people the clients hold records of now: 1, and one more whenever others took their place."""
+        return 1 + int(self._one("SELECT COUNT(*) FROM populations")[0]) if self._version > 1 else 1
+
+    def require_known(self, fingerprints: Fingerprints) -> None:
+        """Refuse records that have moved since earlier runs, and noise that was drawn before."""
+        if self._version == 1:
+            return
+        if used := self._one("SELECT r.name FROM noise_keys JOIN runs r ON r.id = run WHERE fingerprint = ?",
+                             fingerprints.noise):  # fmt: skip
+            raise BadInput(
+                f"seed must be one that the ledger {str(self.path)!r} has not seen, but its run {used[0]} drew the same"
+                " noise, which would cancel out; leave it out, or take another"
+            )
+        known: dict[bytes, set[int]] = defaultdict(set)
+        for record, place in self._all("SELECT record, place FROM people WHERE population = ?", self.population):
+            known[record].add(place)
+        people.require_at_home(known, fingerprints.places(), repr(str(self.path)))
+
+    def head(self, run: BookedRun | None = None) -> str | None:
+        """Return what stands for everything up to the last entry (of a run); None where nothing is chained."""
+        if self.path is None or self._version == 1:
+            return None
+        last = chain.head(self._sql, None if run is None else run.id)
+        return None if last is None else last.hex()
+
+    def require_whole(self, *heads: str) -> None:
+        """Refuse books that do not fit their chain of hashes, or whose chain does not hold these heads."""
+        where = repr(str(self.path))
+        if self._version == 1:
+            return
+        try:
+            problem = chain.broken(self._sql, extract=self.is_extract)
+            strange = [head for head in heads if not chain.holds(self._sql, head)]
+        except (sqlite3.Error, ValueError) as error:
+            raise self._refused(error) from None
+        if problem is not None:
+            raise BadInput(
+                f"ledger must be as it was written, but in {where} {problem}; restore a copy, and count what it cannot"
+                " tell as spent"
+            )
+        if strange:
+            raise BadInput(
+                f"ledger must hold what the certificate was issued on, but {where} does not have its head"
+                f" {strange[0][:16]}…: it was rolled back, shortened, edited, or is another; restore the newest copy"
+            )
+
+    def require_writable(self) -> None:
+        """Refuse to add to an extract."""
+        if self.is_extract:
+            raise BadInput(
+                f"ledger must be one that can be charged, but {str(self.path)!r} is the extract of a single run; give"
+                " the ledger that it was taken from"
+            )
+
+    @property
+    def is_extract(self) -> bool:
+        """Tell whether this holds one run alone of books that lie elsewhere."""
+        return self._version > 1 and self._one("SELECT 1 FROM notes WHERE name = 'extract'") is not None
+
+    def extract(self, run: BookedRun, path: Path) -> None:
+        """Write one run, with its part of the chain, into a file of its own, which nothing can be charged to.
+
+        It shows neither other runs nor what people are recognised by.
+        """
+        path.unlink(missing_ok=True)
+        with closing(Books(path)) as other, other.transaction():
+            sql = other._sql
+            sql.execute("UPDATE notes SET name = 'extract', value = '' WHERE name = 'key'")
+            for table, where in (
+                ("runs", "id = ?"),
+                ("releases", "id IN (SELECT release FROM charges WHERE run = ?)"),
+                ("charges", "run = ?"),
+                ("broadcasts", "run = ?"),
+                ("aggregates", "charge IN (SELECT id FROM charges WHERE run = ?)"),
+            ):
+                rows = self._all(f"SELECT * FROM {table} WHERE {where}", run.id)
+                if rows:
+                    sql.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+            sql.executemany("INSERT INTO links VALUES (?, ?, ?, ?, ?, ?, ?, ?)", chain.links_of(self._sql, run.id))
 
     def rounds(self, run: BookedRun) -> int:
         """Return the last round that was charged or sent out."""

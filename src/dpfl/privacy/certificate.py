@@ -1,6 +1,7 @@
 """The certificate: what was promised, what was really spent, against whom, and what is not promised at all.
 
-It is computed from the books alone, at the end of a run and whenever somebody asks again.
+It is computed from the books alone, at the end of a run and whenever somebody asks again. What counts as spent is what
+the run was allowed (`allowed`), whenever it ended; beside it stands what all runs cost together (`totals`).
 """
 
 import math
@@ -14,8 +15,10 @@ from typing import Any
 from dpfl import run_folder
 from dpfl.errors import BadInput
 from dpfl.privacy.accounting import Mechanism, tight_each
+from dpfl.privacy.allowed import BY_FILTER, View, counted, limit
 from dpfl.privacy.books import BookedRun, Books
 from dpfl.privacy.budget import Observer, Promise, cautions
+from dpfl.privacy.totals import Total, together
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,9 @@ class Certificate:
     config: str | None  # hash of the run's config
     versions: dict[str, str]
     spending: tuple[Spending, ...]
+    allowed_more: bool = False  # whether more was allowed than happened; it is counted
+    together: Total | None = None  # all runs of the ledger up to this one; None for a simulation
+    head: str | None = None  # of the ledger's chain of hashes, after the run's last entry; None in memory
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as plain data for JSON."""
@@ -85,12 +91,16 @@ def certify(books: Books, run: BookedRun) -> Certificate:
         return Certificate(
             **common, calibration=None, unit=None, neighbours=None, claimed=None, against=(), exposures=None,
             uncounted=("every upload, as it is",), cautions=(), observers={"server": Observed(None, None, "none")},
-            noise_source=None, spending=(),
+            noise_source=None, spending=(), together=together(books, run), head=books.head(run),
         )  # fmt: skip
     promise = Promise.from_plain(facts["promise"])
-    views = _views(books, run, promise)
-    spent = {observer: _priced(observer, view, promise) for observer, view in views.items()}
+    deltas = [budget.delta for budget in promise.budgets]
+    seen = views_of(books, run, promise)
+    views = {observer: counted(view, facts, observer, deltas) for observer, view in seen.items()}
+    filtered = facts.get("allowed") == BY_FILTER
+    spent = {observer: _priced(observer, view, promise, filtered) for observer, view in views.items()}
     spent["released"] = [min(pair) for pair in zip(spent["released"], spent["server"], strict=True)]
+    happened = {observer: tight_each(view, deltas) for observer, view in seen.items()}
     replies = books.replies(run)
     most = max(promise.budgets, key=lambda budget: budget.epsilon)
     return Certificate(
@@ -101,7 +111,9 @@ def certify(books: Books, run: BookedRun) -> Certificate:
         claimed={"epsilon": most.epsilon, "delta": most.delta},
         against=promise.against,
         exposures=promise.exposures,
-        observers={observer: _observed(observer, views[observer], spent[observer], promise) for observer in views},
+        observers={
+            observer: _observed(observer, views[observer], spent[observer], promise, filtered) for observer in views
+        },
         uncounted=promise.uncounted,
         cautions=cautions(promise, facts["sizes"]),
         noise_source=facts.get("noise_source", "seed" if facts["seeded"] else "operating system"),
@@ -112,13 +124,17 @@ def certify(books: Books, run: BookedRun) -> Certificate:
             )
             for client, budget in enumerate(promise.budgets)
         ),
+        allowed_more=any(
+            most > least * (1 + 1e-4)
+            for observer in promise.against
+            for most, least in zip(spent[observer], happened[observer], strict=True)
+        ),
+        together=together(books, run),
+        head=books.head(run),
     )  # fmt: skip
 
 
-View = Sequence[Mapping[Mechanism, int]]  # what one observer saw of each client
-
-
-def _views(books: Books, run: BookedRun, promise: Promise) -> dict[Observer, View]:
+def views_of(books: Books, run: BookedRun, promise: Promise) -> dict[Observer, View]:
     """Return who saw what. The server drew the cohorts itself, and readers may know them: nothing is amplified."""
 
     def complete(seen: Mapping[int, Counter[Mechanism]]) -> View:
@@ -135,15 +151,16 @@ def _views(books: Books, run: BookedRun, promise: Promise) -> dict[Observer, Vie
     return views
 
 
-def _priced(observer: Observer, view: View, promise: Promise) -> list[float]:
-    """Return each client's ε. Noise that was chosen along the way is covered by its filter: the whole budget."""
+def _priced(observer: Observer, view: View, promise: Promise, filtered: bool) -> list[float]:
+    """Return each client's ε. What was decided along the way is covered by its filter: as much as that lets pass."""
     held = "server" in promise.against or (observer == "uplink" and "uplink" in promise.against)
-    if promise.noise == "adaptive" and promise.calibration == "tight" and held:
-        return [budget.epsilon if seen else 0.0 for budget, seen in zip(promise.budgets, view, strict=True)]
+    adaptive = promise.noise == "adaptive"
+    if (adaptive or filtered) and promise.calibration == "tight" and held:
+        return [limit(seen, budget, adaptive=adaptive) for budget, seen in zip(promise.budgets, view, strict=True)]
     return tight_each(view, [budget.delta for budget in promise.budgets])
 
 
-def _observed(observer: Observer, view: View, spent: Sequence[float], promise: Promise) -> Observed:
+def _observed(observer: Observer, view: View, spent: Sequence[float], promise: Promise, filtered: bool) -> Observed:
     worst = max(range(len(spent)), key=lambda client: spent[client])
     shown = Observed(finite(spent[worst]), promise.budgets[worst].delta, "proved")
     if observer in promise.against:
@@ -153,7 +170,8 @@ def _observed(observer: Observer, view: View, spent: Sequence[float], promise: P
         return shown
     share = promise.claimed_sensitivity
     believed = [Counter({replace(m, multiplier=m.multiplier / share): n for m, n in seen.items()}) for seen in view]
-    return replace(shown, claimed_epsilon=finite(max(_priced(observer, believed, promise))), claimed_basis="claimed")
+    return replace(shown, claimed_epsilon=finite(max(_priced(observer, believed, promise, filtered))),
+                   claimed_basis="claimed")  # fmt: skip
 
 
 def finite(number: float) -> float | None:
@@ -161,18 +179,29 @@ def finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def recertify(folder: Path) -> tuple[Certificate, bool]:
+def recertify(folder: Path, ledger: Path | None = None) -> tuple[Certificate, bool]:
     """Compute the certificate of a run folder anew from its ledger; say too whether the run wrote one to compare with.
 
-    Raises BadInput where the two do not agree.
+    ledger: the file that the run shared with others, for what the folder's own extract of it cannot tell.
+
+    Raises BadInput where the two do not agree, and where the ledger does not fit its own chain of hashes, or no longer
+    holds what the certificate was issued on.
     """
     path, name = run_folder.ledger_of(folder)
-    with closing(Books(path, create=False)) as books:
-        certificate = certify(books, books.run(name))
-    if not (folder / run_folder.CERTIFICATE).exists():
+    finished = (folder / run_folder.CERTIFICATE).exists()
+    stored = run_folder.read_json(folder, run_folder.CERTIFICATE) if finished else {}
+    with closing(Books(ledger or path, create=False)) as books:
+        books.require_whole(*filter(None, [stored.get("head")]))
+        certificate, extract = certify(books, books.run(name)), books.is_extract
+    if not finished:
         return certificate, False
-    stored = {"version": 1} | run_folder.read_json(folder, run_folder.CERTIFICATE)  # release 0.1 named no version
-    different = disagreements(stored, certificate.to_dict())
+    computed = certificate.to_dict()
+    if stored.get("version", 1) == 1:  # which knew neither
+        computed = {key: value for key, value in computed.items() if key not in ("allowed_more", "together", "head")}
+    if extract:  # of a single run: what all cost together is in the ledger itself
+        certificate = replace(certificate, together=Total.from_plain(stored["together"]))
+        computed["together"] = stored["together"]
+    different = disagreements({"version": 1} | stored, computed | {"version": stored.get("version", 1)})
     if different:
         more = f" (and {len(different) - 1} more)" if len(different) > 1 else ""
         raise BadInput(

@@ -5,9 +5,8 @@ on disk (`books`) before the first of its uploads can exist; a privacy filter (`
 run and, where the owner of the books granted a limit, over all runs. What cannot be priced is refused, never ignored.
 """
 
-import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -15,10 +14,12 @@ from typing import Any
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.orders import GRID_SHARE, Gaussian, Neighbours, Norm, Order, Poisson, Unit, sensitivity
 from dpfl.privacy.accounting import Mechanism
-from dpfl.privacy.books import BookedRun, Books, Release
+from dpfl.privacy.books import FAST, BookedRun, Books, Release
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.filters import CountFilter, Filter, OverheardFilter, PlainFilter, RenyiFilter, Unlimited
-from dpfl.privacy.gaussian_dp import epsilon_of, mu_of
+from dpfl.privacy.gaussian_dp import mu_of
+from dpfl.privacy.lifetime import Lifetime
+from dpfl.privacy.people import Fingerprints
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class Ledger:
         noise_source: str | None = None,
         follows_uploads: bool = False,
         versions: Mapping[str, str] | None = None,
+        allowed: Any = None,
+        sharing: str | None = None,
+        recognise: Callable[[bytes], Fingerprints] | None = None,
     ) -> None:
         """Take the books of a run (in memory, where none are given).
 
@@ -65,20 +69,26 @@ class Ledger:
         system, config, seeded, versions: what the certificate will say about the run.
         noise_source: where noise comes from, if neither from a seed nor from the operating system.
         follows_uploads: whether models may depend on uploads in other ways than through their noised sum.
+        allowed: what may be let out at most, as plain data (`dpfl.privacy.allowed`).
+        sharing: what names how data were shared out among the clients; None where that is not known.
+        recognise: make the fingerprints of the run's people and noise under a key, for a ledger that runs share.
         """
         self.promise, self.sizes = promise, tuple(sizes)
         self.books = books or Books()
+        self.books.require_writable()
+        self._people = None if recognise is None else recognise(self.books.key)
+        if self._people is not None:
+            self.books.require_whole()
+            self.books.require_known(self._people)
         self._filters: dict[int, Filter] = {}
-        self._lifetime: dict[int, Filter] = {}
-        self._seen = self._granted = 0  # the newest charge and grant that the lifetime filters know of
-        self._read_grants()
-        if self._lifetime and promise is not None and promise.calibration == "tight":
-            _require_left(self._lifetime, promise, self._worth, self.books)
+        self._lifetime = Lifetime(self.books, promise, self.sizes, real=not (seeded or noise_source == FAST))
         self._facts: dict[str, Any] = {
             "system": system, "config": config, "seeded": seeded, "versions": dict(versions or {})
         }  # fmt: skip
         self._facts |= {} if noise_source is None else {"noise_source": noise_source}
         self._facts |= {"follows_uploads": True} if follows_uploads else {}
+        self._facts |= {} if allowed is None else {"allowed": allowed}
+        self._facts |= {"sharing": sharing if recognise is None else "recognised"}
         self._round = 0
         self._charges: dict[int, int] = {}  # the numbers of the last round's
         self._number_of = lru_cache(maxsize=4096)(self.books.add_release)
@@ -87,7 +97,7 @@ class Ledger:
     def run(self) -> BookedRun:
         """Return the run in the books, which begins when it is first asked for."""
         plain = None if self.promise is None else self.promise.to_plain()
-        return self.books.open_run({"promise": plain, "sizes": list(self.sizes)} | self._facts)
+        return self.books.open_run({"promise": plain, "sizes": list(self.sizes)} | self._facts, self._people)
 
     @property
     def charged(self) -> int:
@@ -116,8 +126,10 @@ class Ledger:
             self._number_of.cache_clear()  # what was rolled back has no number
             raise
         self._round += 1
-        _pay_all(self._filters, paid.items())
-        _pay_all(self._lifetime, paid.items())
+        for client, release in paid.items():
+            if client in self._filters and release is not None:
+                self._filters[client].pay(release.mechanism, release.count)
+        self._lifetime.pay(paid.items())
         return self._receipts({client: orders[client] for client in paid})
 
     def _understood(self, orders: Mapping[int, Order]) -> dict[int, Order]:
@@ -152,15 +164,11 @@ class Ledger:
         """Leave out those whose lifetime is spent and put the charges of the others on disk, as one."""
         run = self.run  # which begins in a transaction of its own
         with self.books.transaction():
-            if self.books.last_grant() != self._granted:  # the owner may change his mind at any time
-                self._read_grants()
-            elif self._lifetime:  # other runs may have charged the same clients meanwhile
-                _pay_all(self._lifetime, self.books.charges_of_others(run, self._seen))
-                self._seen = self.books.last_charge()
+            self._lifetime.renew(run)
             paid = {
                 client: release
                 for client, release in releases.items()
-                if release is None or not self._lifetime or _affords(self._lifetime[client], release)
+                if release is None or self._lifetime.affords(client, release)
             }
             if releases and not paid:
                 raise BudgetRefused(
@@ -170,10 +178,6 @@ class Ledger:
             numbers = {client: None if one is None else self._number_of(one) for client, one in paid.items()}
             self._charges = self.books.add_charges(run, self._round + 1, numbers)
         return paid
-
-    def _read_grants(self) -> None:
-        self._granted, self._seen = self.books.last_grant(), self.books.last_charge()
-        self._lifetime = _lifetime_filters(self.books, self.promise, len(self.sizes))
 
     def pass_over(self) -> None:
         """Count a round in which nobody could pay: the model is sent out as it was."""
@@ -262,69 +266,5 @@ def _sensitivity(order: Order, records: int, *, unit: Unit, neighbours: Neighbou
     return sensitivity(order, records=records, unit=unit, neighbours=neighbours, norm=norm)
 
 
-def _lifetime_filters(books: Books, promise: Promise | None, clients: int) -> dict[int, Filter]:
-    """Make each client's filter over all runs of the books, with everything paid so far; none where none is granted."""
-    grants, earlier = books.grants(), books.runs()
-    if not grants:
-        return {}
-    where = repr(str(books.path))
-    if promise is None:
-        raise BadInput(
-            f"system must be a private one with the ledger {where}, which limits what its clients may spend, but this"
-            " one promises nothing; choose another system or ledger"
-        )
-    granted = {client: grant for client, grant in books.grants_of(range(clients)).items() if grant is not None}
-    if len(granted) < clients:
-        client = next(client for client in range(clients) if client not in granted)
-        raise BadInput(
-            f"client {client} must have a grant in the ledger {where}, which limits others, but has none; grant one"
-            f" with `dpfl ledger FILE --grant EPSILON --client {client}`"
-        )
-    kinds = {(grant.unit, grant.neighbours) for grant in granted.values()}
-    kinds |= {
-        (run.facts["promise"]["unit"], run.facts["promise"]["neighbours"]) for run in earlier if run.facts["promise"]
-    }
-    if kinds != {(promise.unit, promise.neighbours)}:
-        raise BadInput(
-            f"ledger must limit what is promised here ({promise.unit}, {promise.neighbours}), but {where} holds"
-            f" {', '.join(sorted('/'.join(kind) for kind in kinds))}; use a ledger for each kind"
-        )
-    if exposed := books.unprotected(*earlier):
-        raise BadInput(
-            f"ledger must hold noised uploads only, but client {min(exposed)} has uploaded without noise in {where};"
-            " no budget can pay for that: use another ledger"
-        )
-    worth = worth_of([grant.budget for grant in granted.values()])
-    filters: dict[int, Filter] = {
-        client: PlainFilter(grant.budget, worth[client]) if grant.currency == "plain" else RenyiFilter(grant.budget)
-        for client, grant in granted.items()
-    }
-    spent = books.spent(*earlier)
-    _pay_all(filters, [(i, Release(*pair)) for i in spent if i in filters for pair in spent[i].items()])
-    return filters
-
-
-def _require_left(filters: Mapping[int, Filter], promise: Promise, worths: Sequence[float], books: Books) -> None:
-    """Refuse a run that would be stopped half-way: tight noise is planned to spend all that was promised."""
-    for client, purse in filters.items():
-        budget, worth = promise.budgets[client], worths[client]
-        if not isinstance(purse, PlainFilter) or purse.spent_epsilon + budget.epsilon <= purse.epsilon:
-            continue
-        left = max(purse.mu_squared - purse.spent_mu_squared, 0.0)
-        if worth > left:
-            most = float(epsilon_of(math.sqrt(left), budget.delta)) * (1 - 1e-4)
-            raise BudgetRefused(
-                f"the grant of client {client} in the ledger {str(books.path)!r} leaves ε = {most:.4g} at"
-                f" δ = {budget.delta:g}, and this run is planned to spend {budget.epsilon:g}; lower epsilon, or let the"
-                " owner grant more"
-            )
-
-
 def _affords(purse: Filter, release: Release) -> bool:
     return purse.affords(release.mechanism, release.count)
-
-
-def _pay_all(filters: Mapping[int, Filter], charges: Iterable[tuple[int, Release | None]]) -> None:
-    for client, release in charges:
-        if client in filters and release is not None:
-            filters[client].pay(release.mechanism, release.count)

@@ -1,39 +1,27 @@
-"""A statement of account: what every client has spent in all runs of a ledger, and what its owner granted."""
+"""A statement of account: what every client's people have lost in all runs of a ledger, and what its owner granted."""
 
-from collections import Counter
+import math
 from typing import Any
 
-from dpfl.privacy.accounting import tight_each
-from dpfl.privacy.books import BookedRun, Books
+from dpfl.privacy.books import Books
 from dpfl.privacy.budget import Promise
-from dpfl.privacy.certificate import finite
+from dpfl.privacy.totals import Kind, accounts, is_simulation, kind_of, priced, strangers
 
 Statement = dict[str, Any]
 
+_EVERYTHING = "something left it without noise"
+_STRANGERS = "it is not known whether it held the same people's records in all runs"
+
 
 def state(books: Books) -> Statement:
-    """Add up the books, for each kind of promise (unit and neighbours) apart: sums over kinds would mean nothing."""
+    """Add up the books: one total for each client that holds records of the people of now."""
+    people = books.population
     runs = books.runs()
-    kinds: dict[tuple[str, str], list[BookedRun]] = {}
-    for run in runs:
-        if run.facts["promise"] is not None:
-            kinds.setdefault((run.facts["promise"]["unit"], run.facts["promise"]["neighbours"]), []).append(run)
-    unprotected = books.unprotected(*runs)
-    lines = [line for kind, group in kinds.items() for line in _lines(books, kind, group)]
-    lines += [
-        {
-            "client": client,
-            "unit": None,
-            "neighbours": None,
-            "runs": None,
-            "uploads": None,
-            "spent": None,
-            "granted": None,
-        }
-        for client in sorted(unprotected)
-    ]
     return {
         "ledger": None if books.path is None else str(books.path),
+        "head": books.head(),
+        "people": people,
+        "simulations": sum(is_simulation(run.facts) for run in runs),
         "runs": [
             {
                 "run": run.name,
@@ -42,6 +30,8 @@ def state(books: Books) -> Statement:
                 "calibration": (run.facts["promise"] or {}).get("calibration"),
                 "rounds": books.rounds(run),
                 "config": run.facts["config"],
+                "people": run.facts.get("population", 1),
+                "simulation": is_simulation(run.facts),
             }
             for run in runs
         ],
@@ -52,38 +42,44 @@ def state(books: Books) -> Statement:
             }
             for grant in books.grants()
         ],
-        "clients": lines,
+        "clients": _lines(books, people),
     }  # fmt: skip
 
 
-def _lines(books: Books, kind: tuple[str, str], runs: list[BookedRun]) -> list[dict[str, Any]]:
-    spent = books.spent(*runs)
-    joined: Counter[int] = Counter()
-    deltas: dict[int, float] = {}
-    for run in runs:
-        promised = Promise.from_plain(run.facts["promise"]).budgets
-        for client in books.replies(run):
-            joined[client] += 1
-            # At a smaller δ the same noise costs more: the smallest that was promised does not flatter.
-            deltas[client] = min(deltas.get(client, 1.0), promised[client].delta)
-    uploads, clients = books.replies(*runs), sorted(joined)
-    grants = {
-        client: grant if grant is not None and (grant.unit, grant.neighbours) == kind else None
-        for client, grant in books.grants_of(clients).items()
+def _lines(books: Books, people: int) -> list[dict[str, Any]]:
+    """Return a line for each client, in the terms of its grant, or of what all runs promised."""
+    runs = books.runs_of(people)
+    promised = kind_of(Promise.from_plain(run.facts["promise"]) for run in runs if run.facts["promise"] is not None)
+    clients = sorted({client for run in runs for client in books.replies(run)})
+    grants = books.grants_of(clients)
+    kinds = {
+        client: promised if (grant := grants[client]) is None else Kind(grant.unit, grant.neighbours)
+        for client in clients
     }
-    at = [grant.budget.delta if (grant := grants[client]) is not None else deltas[client] for client in clients]
-    epsilons = tight_each([spent[client] for client in clients], at)
-    return [
-        {
-            "client": client,
-            "unit": kind[0],
-            "neighbours": kind[1],
-            "runs": joined[client],
-            "uploads": uploads[client],
-            "spent": {"epsilon": finite(epsilon), "delta": delta},
-            "granted": None
-            if (grant := grants[client]) is None
-            else {"epsilon": grant.budget.epsilon, "delta": grant.budget.delta},
+    lines = []
+    for kind in dict.fromkeys(kinds.values()):
+        own = [client for client in clients if kinds[client] == kind]
+        found = {client: account for client, account in accounts(books, runs, kind).items() if client in own}
+        deltas = {
+            client: found[client].delta if (grant := grants[client]) is None else grant.budget.delta for client in own
         }
-        for client, epsilon, delta in zip(clients, epsilons, at, strict=True)
-    ]
+        prices = priced(found, deltas)
+        unknown = strangers(runs)
+        for client in own:
+            account, (epsilon, delta), grant = found[client], prices[client], grants[client]
+            why = _EVERYTHING if account.everything else _STRANGERS if unknown and account.runs > 1 else None
+            spent = None if why else {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": delta}
+            granted = None if grant is None else {"epsilon": grant.budget.epsilon, "delta": grant.budget.delta}
+            lines.append(
+                {
+                    "client": client,
+                    "unit": kind.unit,
+                    "neighbours": kind.neighbours,
+                    "runs": account.runs,
+                    "uploads": account.uploads,
+                    "spent": spent,
+                    "why": why,
+                    "granted": granted,
+                }
+            )
+    return sorted(lines, key=lambda line: int(line["client"]))

@@ -15,6 +15,10 @@ _PROTECTED = {
     ("client", "add-remove"): "all records of one client (added or removed: client level, add-or-remove adjacency)",
 }
 _BASES = {"server": "the clipping performed", "uplink": "the same, overheard", "released": "the same, no collusion"}
+_SIMULATED = {
+    "seed": "the noise came from a seed, and whoever knows it can subtract it",
+    "a fast sampler": "the noise was drawn fast, and last bits of uploads may tell what they hide",
+}
 _UNTRUSTED = {"uplink": "eavesdroppers", "released": "readers of the models (central DP)"}
 
 
@@ -29,6 +33,7 @@ def text(certificate: dict[str, Any]) -> str:
             *lines,
             _line("protects", "nothing: uploads carry no noise, and no finite ε holds against the server"),
             _line("left uncounted", "; ".join(certificate["uncounted"])),
+            *_ledger(certificate),
         ])  # fmt: skip
     lines += [
         _line("protects", _PROTECTED[certificate["unit"], certificate["neighbours"]]),
@@ -38,13 +43,35 @@ def text(certificate: dict[str, Any]) -> str:
         _line("not promised", "anything about who took part, how many records a client holds, or people whose records"),
         _line("", "sit at several clients; anything against whoever reads a client's own machine"),
     ]
-    if certificate["noise_source"] == "seed":
-        lines.append(_line("a simulation", "the noise came from a seed: whoever knows the seed can subtract it"))
-    elif certificate["noise_source"] == "a fast sampler":
-        lines.append(_line("a simulation", "the noise was drawn fast: last bits of uploads may tell what they hide"))
-    elif certificate["noise_source"] != "operating system":
-        lines.append(_line("not vouched for", f"the noise, which was drawn by {certificate['noise_source']}"))
+    if certificate.get("allowed_more"):
+        lines.append(_line("counted", "all that was allowed; less happened, but when it ends can tell what was seen"))
+    source = certificate["noise_source"]
+    if source not in ("operating system", *_SIMULATED):
+        lines.append(_line("not vouched for", f"the noise, which was drawn by {source}"))
+    lines += _ledger(certificate)
     return "\n".join(lines + [_line("caution", caution) for caution in certificate["cautions"]])
+
+
+def _ledger(certificate: dict[str, Any]) -> list[str]:
+    """Say what all runs of the ledger cost together, or that nobody was protected; and how to know the ledger again."""
+    lines, source = [], certificate["noise_source"]
+    if source in _SIMULATED:
+        lines.append(_line("a simulation", f"nobody's records were protected here: {_SIMULATED[source]}"))
+    if (whole := certificate.get("together")) is not None:
+        lines.append(_line("all together", together(whole)))
+    if head := certificate.get("head"):
+        lines.append(_line("ledger head", f"{head[:32]}; whoever keeps it notices books that were changed since"))
+    return lines
+
+
+def together(whole: dict[str, Any]) -> str:
+    """Say what all runs of a ledger cost the same people."""
+    runs = "the only run on these people" if whole["runs"] == 1 else f"all {whole['runs']} runs on these people so far"
+    if whole["why"] is not None:
+        return f"nothing is certified for {runs}: {whole['why']}"
+    kind = {"replace": "replaced", "add-remove": "added or removed"}[whole["neighbours"]]
+    protected = {"record": "one record", "client": "all records of a client"}[whole["unit"]]
+    return f"ε ≤ {rounded_up(whole['epsilon'])}, δ = {whole['delta']:g} ({protected}, {kind}) for {runs}"
 
 
 def _trust(against: Sequence[str]) -> str:

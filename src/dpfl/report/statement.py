@@ -11,21 +11,26 @@ _SHOWN = 20  # runs, and clients, that a screen can hold
 
 def text(statement: Mapping[str, Any]) -> str:
     """Print what `state` adds up."""
-    runs, clients = statement["runs"], statement["clients"]
+    runs, clients, people = statement["runs"], statement["clients"], statement["people"]
     lines = [f"ledger {statement['ledger']}: {len(runs)} {'run' if len(runs) == 1 else 'runs'}"]
     if len(runs) > _SHOWN:
         lines.append(f"  the newest {_SHOWN}:")
     for run in runs[-_SHOWN:]:
         how = "no privacy" if run["calibration"] is None else f"{run['calibration']} calibration"
-        lines.append(f"  {run['opened']}  {run['run']}  {run['system']}, {how}, {run['rounds']} rounds")
+        kind = ", a simulation" if run["simulation"] else ", on other people" if run["people"] < people else ""
+        lines.append(f"  {run['opened']}  {run['run']}  {run['system']}, {how}, {run['rounds']} rounds{kind}")
+    if statement["head"]:
+        lines.append(f"  head of its chain {statement['head'][:32]}: whole, as it was written")
     for grant in statement["grants"]:
         whom = "every client" if grant["client"] is None else f"client {grant['client']}"
         lines.append(
             f"  granted to {whom}: ε = {grant['epsilon']:g}, δ = {grant['delta']:g} over all runs"
             f" ({grant['unit']}, {grant['neighbours']}; {grant['currency']})"
         )
+    if statement["simulations"]:
+        lines.append("  a simulation: nobody's records were protected where noise can be drawn again from its seed")
     if not clients:
-        return "\n".join([*lines, "nobody has been charged yet"])
+        return "\n".join([*lines, f"nobody {'' if people == 1 else 'of now '}has been charged yet"])
     rows = sorted(clients, key=lambda line: (-_most(line), line["client"]))
     lines += [
         "",
@@ -45,7 +50,7 @@ def _most(line: Mapping[str, Any]) -> float:
 
 def _row(line: Mapping[str, Any]) -> str:
     if line["spent"] is None:
-        return f"{line['client']:>6}  {'':>5}  {'':>7}  everything: it uploaded without noise"
+        return f"{line['client']:>6}  {line['runs']:>5}  {line['uploads']:>7}  everything: {line['why']}"
     spent, granted = line["spent"], line["granted"]
     shown = f"ε ≤ {rounded_up(spent['epsilon'])}, δ = {spent['delta']:g}"
     limit = "–" if granted is None else f"ε = {granted['epsilon']:g}, δ = {granted['delta']:g}"
