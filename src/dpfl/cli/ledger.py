@@ -48,9 +48,7 @@ def ledger(
     ] = False,
     head: Annotated[
         str | None,
-        typer.Option(
-            metavar="HASH", help="Refuse the file unless it still holds this head, as a certificate names it."
-        ),
+        typer.Option(metavar="HASH", help="Refuse the file unless it holds this head, as a certificate names it."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:

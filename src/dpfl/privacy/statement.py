@@ -9,7 +9,7 @@ from dpfl.privacy.totals import Kind, accounts, is_simulation, kind_of, priced, 
 
 Statement = dict[str, Any]
 
-_EVERYTHING = "something left it without noise"
+_EVERYTHING = "something left it without noise"  # and why no ε holds
 _STRANGERS = "it is not known whether it held the same people's records in all runs"
 
 
@@ -20,6 +20,7 @@ def state(books: Books) -> Statement:
     return {
         "ledger": None if books.path is None else str(books.path),
         "head": books.head(),
+        "extract": books.is_extract,  # of one run, so that others are not in it
         "people": people,
         "simulations": sum(is_simulation(run.facts) for run in runs),
         "runs": [

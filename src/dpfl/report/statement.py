@@ -19,6 +19,8 @@ def text(statement: Mapping[str, Any]) -> str:
         how = "no privacy" if run["calibration"] is None else f"{run['calibration']} calibration"
         kind = ", a simulation" if run["simulation"] else ", on other people" if run["people"] < people else ""
         lines.append(f"  {run['opened']}  {run['run']}  {run['system']}, {how}, {run['rounds']} rounds{kind}")
+    if statement["extract"]:
+        lines.append("  the extract of one run: what others cost the same people is in the ledger it was taken from")
     if statement["head"]:
         lines.append(f"  head of its chain {statement['head'][:32]}: whole, as it was written")
     for grant in statement["grants"]:
