@@ -13,7 +13,7 @@ from dpfl.clients.uploads import Engine, Request, Separate, Summed, Uploads
 from dpfl.errors import BadInput
 from dpfl.models import Model
 from dpfl.orders import NEEDS, Need, Question
-from dpfl.privacy.allowed import BY_FILTER, Plan
+from dpfl.privacy.allowed import Allowed, Course, Filters, Rounds
 from dpfl.privacy.budget import Observer
 from dpfl.privacy.certificate import Certificate, certify, views_of
 from dpfl.privacy.ledger import Ledger
@@ -82,19 +82,18 @@ def rehearse(system: System[Any], sizes: Sequence[int], streams: Streams) -> Cer
     return certify(ledger.books, ledger.run)
 
 
-def allowance(system: System[Any], sizes: Sequence[int], streams: Streams) -> Any:
-    """Return what a training may let out at most, as plain data for its ledger; None where nothing is promised.
-
-    What does not depend on how the training goes is known from a rehearsal. What does is held by each client's filter,
-    but in a paper's calibration, which has none: there a rehearsal of the longest course is taken.
-    """
+def allowance(system: System[Any], sizes: Sequence[int], streams: Streams) -> Allowed | None:
+    """Return what a training may let out at most, for its ledger to write down; None where nothing is promised."""
     promise = system.promise(sizes)
     if promise is None:
         return None
-    if promise.calibration == "tight" and (promise.noise == "adaptive" or follows_training(system)):
-        return BY_FILTER
-    ledger = _rehearsed(system, sizes, streams)
-    return Plan(views_of(ledger.books, ledger.run, promise)).to_plain()
+    if follows_training(system) or system.until_spent:
+        if promise.calibration == "tight":
+            return Filters()
+        ledger = _rehearsed(system, sizes, streams)
+        return Course(views_of(ledger.books, ledger.run, promise))
+    replies = problem_of(system, sizes, 1, streams).schedule.replies(1, system.rounds)
+    return Rounds(system.rounds, [int(count) for count in replies])
 
 
 def _rehearsed(system: System[Any], sizes: Sequence[int], streams: Streams) -> Ledger:
@@ -103,7 +102,7 @@ def _rehearsed(system: System[Any], sizes: Sequence[int], streams: Streams) -> L
     filtered = promise is not None and promise.calibration == "tight" and follows_training(system)
     ledger = Ledger(
         promise, sizes, system=system.name, follows_uploads=follows_uploads(system),
-        allowed=BY_FILTER if filtered else None,
+        allowed=Filters() if filtered else None,
     )  # fmt: skip
     model = Model(_OneParameter(), lambda outputs, targets: outputs)
     session = Session(

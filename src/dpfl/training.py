@@ -337,10 +337,11 @@ def _sharing(federation: Federation) -> str | None:
 
 def _recognise(federation: Federation, streams: Streams, key: bytes) -> Fingerprints:
     """Make what a ledger with this key knows a run's people and noise by."""
-    clients = [fingerprints_of(key, records.x, records.y) for records in federation.clients]
-    public = [fingerprints_of(key, records.x, records.y) for records in (federation.validation, federation.test)]
-    noise = fingerprint(key, streams.secret.key)
-    return Fingerprints(clients, [one for part in public for one in part], noise)
+    *clients, validation, test = (
+        fingerprints_of(key, records.x.cpu().numpy(), records.y.cpu().numpy())
+        for records in (*federation.clients, federation.validation, federation.test)
+    )
+    return Fingerprints(clients, [*validation, *test], fingerprint(key, streams.secret.key))
 
 
 def _noise_source(streams: Streams) -> str | None:

@@ -17,8 +17,8 @@ ROOT = Path(dpfl.__file__).parent
 SOURCES = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in ROOT.rglob("*.py")}
 
 # {orders, settings} ← {privacy, federation, models} ← gradients ← clients ← server ← systems ← {session, config}
-# ← round ← training ← comparison ← planning ← cli; a room may import from lower floors and from itself. A report reads
-# files and plain data, so it stands below what computes them: whatever can be printed may ask it for the words.
+# ← round ← rehearsal ← training ← comparison ← planning ← cli; a room may import from lower floors and from itself. A
+# report reads files and plain data, so it stands below what computes them: what is printed may ask it for the words.
 FLOORS = {
     "errors": -1,  # the foundations
     "rounding": -1,
@@ -40,17 +40,17 @@ FLOORS = {
     "session": 8,
     "config": 8,
     "round": 9,
-    "training": 10,
     "rehearsal": 10,
     "checkpoint": 10,
-    "comparison": 11,
-    "repetitions": 11,
-    "bench": 12,
-    "planning": 12,
-    "experiments": 13,
-    "catalogue": 14,
-    "cli": 15,
-    "__main__": 16,
+    "training": 11,
+    "comparison": 12,
+    "repetitions": 12,
+    "bench": 13,
+    "planning": 13,
+    "experiments": 14,
+    "catalogue": 15,
+    "cli": 16,
+    "__main__": 17,
 }
 
 
@@ -122,7 +122,6 @@ def calls(path: Path) -> list[str]:
     [
         ("Charged", "privacy/ledger"),  # no receipt, no upload
         ("Generator", "streams"),  # randomness is an argument
-        ("os.urandom", "streams"),
         ("rng.standard_normal", "privacy/mechanisms"),  # noise is made in one place
         ("rng.laplace", "privacy/mechanisms"),
         ("sqlite3.connect", "privacy/books"),  # nobody else writes to a ledger
@@ -131,6 +130,11 @@ def calls(path: Path) -> list[str]:
 )
 def test_made_in_one_place_only(call: str, home: str) -> None:
     assert [module for module, path in SOURCES.items() if call in calls(path)] == [home]
+
+
+def test_randomness_from_the_operating_system_makes_roots_and_what_hides_books() -> None:
+    users = [module for module, path in SOURCES.items() if "os.urandom" in calls(path)]
+    assert sorted(users) == ["privacy/books", "privacy/chain", "streams"]
 
 
 FORMULAS = sorted(
@@ -196,7 +200,7 @@ def test_the_accounting_library_is_loaded_in_one_place_and_only_when_it_is_asked
 
 def test_the_database_is_known_to_the_books_only() -> None:
     users = [module for module, path in SOURCES.items() if "sqlite3" in {package for package, _ in imports(tree(path))}]
-    assert users == ["privacy/books"]
+    assert sorted(users) == ["privacy/books", "privacy/chain"]
 
 
 def loaded_by(program: str) -> set[str]:

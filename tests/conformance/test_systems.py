@@ -194,8 +194,8 @@ def spy(seen: Seen, path: Path, promise: Promise | None) -> type[StackedClients]
             with closing(Books(path, create=False)) as books:
                 fresh = books.charges_of_others(NOBODY, seen.charges)
                 seen.charges = books.last_charge()
-            assert [client for client, _ in fresh] == list(charged)
-            for (client, release), paid in zip(fresh, charged.values(), strict=True):
+            assert [client for _, client, _ in fresh] == list(charged)
+            for (_, client, release), paid in zip(fresh, charged.values(), strict=True):
                 assert paid.records == SIZES[client] == len(self.records[client])
                 assert Order.from_json(paid.order.to_json()) == paid.order
                 if promise is None:
@@ -270,11 +270,13 @@ def train(
     seen, promise = Seen(federation()), system.promise(SIZES)
 
     def aggregate(model: Tensor, uploads: Any, weights: Mapping[int, float]) -> Tensor:
-        seen.weights[-1] = dict(weights)
+        if seen.weights:  # before, a rehearsal found out what would be allowed
+            seen.weights[-1] = dict(weights)
         return right_aggregate(model, uploads, weights)
 
     def add_noise(value: Tensor, law: Any, size: float, source: Any, *, relative_size: float) -> Tensor:
-        seen.downlink[-1] = size
+        if seen.downlink:
+            seen.downlink[-1] = size
         return right_noise(value, law, size, source, relative_size=relative_size)
 
     with TemporaryDirectory(dir=MEMORY) as folder, warnings.catch_warnings():
@@ -288,7 +290,8 @@ def train(
             mock.patch.object(round_module, "add_noise", add_noise),
         ):
             run = dpfl.train(
-                system, federation(), module(), loss=functional.cross_entropy, seed=seed, ledger=path,
+                system, federation(), module(), loss=functional.cross_entropy, ledger=path,
+                seed=None if grants else seed,  # what limits real people's losses takes no simulation
                 clients=stacked(spy(seen, path, promise)),
                 on_round=None if on_round is None else lambda metrics: on_round(metrics, path),
             )  # fmt: skip
@@ -370,7 +373,12 @@ def test_the_certificate_of_fixed_noise_shows_what_was_performed(case: Case) -> 
     run, seen = trained(case)
     for observer in case.promise.against:
         shown = [getattr(line, f"{observer}_epsilon") for line in run.certificate.spending]
-        assert shown == pytest.approx(price(case, seen, observer), rel=1e-5)
+        really = price(case, seen, observer)
+        if run.certificate.allowed_more:  # a controller, or the budget, decided when it was over
+            assert case.name in ("ali-dpfl", "lei", "dpsgd-fedavg")
+            assert all(true <= most * (1 + 1e-9) for true, most in zip(really, shown, strict=True))
+        else:
+            assert shown == pytest.approx(really, rel=1e-5)
 
 
 # Noise that is chosen for the rounds should spend the budget: a promise kept by far too much noise is no feat.
@@ -397,7 +405,12 @@ def test_a_papers_certificate_shows_the_claim_and_the_truth(case: Case) -> None:
     assert certificate.claimed == {"epsilon": worst.epsilon, "delta": worst.delta}
     for observer in promise.against:
         shown = [getattr(line, f"{observer}_epsilon") for line in certificate.spending]
-        assert shown == pytest.approx(price(case, seen, observer), rel=1e-5)
+        really = price(case, seen, observer)
+        if certificate.allowed_more:  # a controller ended it sooner
+            assert dict(case.options).get("discount") or case.name == "ali-dpfl"
+            assert all(true <= most * (1 + 1e-5) for true, most in zip(really, shown, strict=True))
+        else:
+            assert shown == pytest.approx(really, rel=1e-5)
         summary = certificate.observers[observer]
         assert (summary.epsilon, summary.basis) == (max(shown), "proved")
         assert (summary.claimed_basis is None) == (promise.claimed_sensitivity == 1)

@@ -62,14 +62,14 @@ def test_in_words_it_says_that_it_was_computed_anew(kind: str, copied: Copied) -
     done = dpfl("certificate", str(folder), cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Privacy certificate  ")
-    assert done.stdout.endswith("\n\ncomputed anew from the ledger, and as the run wrote it\n")
+    assert "\n\ncomputed anew from the ledger, and as the run wrote it; its chain of hashes is whole.\n" in done.stdout
 
 
 def test_the_words_are_those_of_the_run(copied: Copied) -> None:
     folder = copied("paper")
     done = dpfl("certificate", "elsewhere", cwd=folder.parent)  # a path relative to where one stands
     assert "ε = 20, δ = 0.001   ε ≤ 30.32   52 % MORE than promised" in done.stdout
-    assert "whoever knows the seed can subtract it" in done.stdout
+    assert "whoever knows the seed can subtract the noise" in done.stdout
 
 
 def test_a_cohort_is_certified_for_the_rounds_that_each_client_answered(
@@ -161,7 +161,7 @@ def test_a_run_that_never_ended_is_certified_for_what_it_was_charged(copied: Cop
     done = dpfl("certificate", str(folder), "--json", cwd=folder)
     assert (done.returncode, json.loads(done.stdout)) == (0, certificate)
     assert done.stderr == "dpfl: caution: the run ended before it wrote a certificate; this is what it was charged\n"
-    assert dpfl("certificate", str(folder), cwd=folder).stdout.endswith("\ncomputed anew from the ledger\n")
+    assert dpfl("certificate", str(folder), cwd=folder).stdout.count("\ncomputed anew from the ledger; its") == 1
     assert not (folder / run_folder.CERTIFICATE).exists()
 
 
@@ -246,7 +246,7 @@ def test_a_folder_that_moves_takes_its_ledger_along(tmp_path: Path) -> None:
 
 def test_runs_that_share_a_ledger_are_certified_each_for_itself(tmp_path: Path) -> None:
     assert dpfl("ledger", "shared.sqlite", "--new", cwd=tmp_path).returncode == 0
-    common = ("--clients", "3", "--rounds", "2", "--ledger", "shared.sqlite", "--seed", "1", "--json")
+    common = ("--clients", "3", "--rounds", "2", "--ledger", "shared.sqlite", "--data-seed", "1", "--json")
     told = {}
     for name, epsilon in (("one", "8"), ("two", "3")):
         done = dpfl("run", "udp", "--epsilon", epsilon, *common, "--out", name, cwd=tmp_path)
@@ -260,6 +260,11 @@ def test_runs_that_share_a_ledger_are_certified_each_for_itself(tmp_path: Path) 
         assert (done.returncode, json.loads(done.stdout)) == (0, told[name])
     assert told["one"]["claimed"]["epsilon"] == 8.0
     assert told["two"]["claimed"]["epsilon"] == 3.0
+    # Each for itself, and in its last line for all that came before it.
+    assert told["one"]["together"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
+    assert told["two"]["together"] == pytest.approx(
+        {"epsilon": 9.1, "delta": 1e-3, "unit": "record", "neighbours": "replace", "runs": 2, "why": None}, rel=0.05
+    )
 
 
 def test_a_run_that_replaced_another_is_certified_without_it(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_words_for_people(tmp_path: Path) -> None:
     assert "accuracy" in done.stdout
     assert "ε ≤ 30.32" in done.stdout  # what a promise of 20 is really worth in the paper's calibration
     assert "52 % MORE than promised" in done.stdout
-    assert "whoever knows the seed can subtract it" in done.stdout
+    assert "whoever knows the seed can subtract the noise" in done.stdout
     (folder,) = (tmp_path / "runs").iterdir()  # no --out: a fresh folder, named at the end
     assert str(Path("runs", folder.name)) in done.stdout
 

@@ -176,9 +176,9 @@ def test_a_folder_names_its_version_in_its_environment_alone(tmp_path: Path) -> 
     [(run_folder.ENVIRONMENT, "folder_version", "run"), (run_folder.CERTIFICATE, "version", "certificate")],
 )
 def test_what_a_newer_release_wrote_is_refused(tmp_path: Path, name: str, key: str, field: str) -> None:
-    (tmp_path / name).write_text(json.dumps({key: 2, "ledger": run_folder.LEDGER, "run": "0123"}))
+    (tmp_path / name).write_text(json.dumps({key: 3, "ledger": run_folder.LEDGER, "run": "0123"}))
     with pytest.raises(
-        BadInput, match=rf"{field} must be of version 1 or older, but .* is of version 2, .* update dpfl"
+        BadInput, match=rf"{field} must be of version \d or older, but .* is of version 3, .* update dpfl"
     ):
         run_folder.read_json(tmp_path, name)
 

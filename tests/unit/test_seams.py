@@ -129,7 +129,7 @@ class Curious(dpfl.UDP):
     @property
     def needs(self) -> frozenset[Need]:
         self.times.append(1)
-        return frozenset() if len(self.times) < 6 else frozenset({"loss"})
+        return frozenset() if len(self.times) < 12 else frozenset({"loss"})
 
     def adapt(self, state: Any, feedback: dpfl.Feedback) -> Any:
         assert not feedback.answers
@@ -190,11 +190,11 @@ def test_nobody_answers_before_a_shared_ledger_has_agreed(tmp_path: Any) -> None
             return super().answer(questions, before, uploads, after)
 
     books = Books(tmp_path / "all.sqlite")
-    books.grant(Grant(None, dpfl.Budget(5.0, 1e-3), "client", "replace", "plain"))
+    books.grant(Grant(None, dpfl.Budget(5.0, 1e-3), "record", "replace", "plain"))
     books.close()
     system = dpfl.UDP(rounds=3, discount=0.9, calibration="paper")
-    with pytest.raises(BadInput, match="ledger must limit what is promised here"):
-        dpfl.train(system, digits(), seed=1, clients=Asked, ledger=tmp_path / "all.sqlite")
+    with pytest.raises(BadInput, match="calibration must be one that counts everything"):
+        dpfl.train(system, digits(), clients=Asked, ledger=tmp_path / "all.sqlite")
     assert asked == []
 
 

@@ -10,8 +10,8 @@ import typer
 from dpfl.cli import app
 
 _CHECKED = """
-computed anew from the ledger{finished}; its chain of hashes is whole. What nobody can
-notice here is a folder that was put back, or made anew, ledger and all: compare the ledger head with one kept elsewhere"""
+computed anew from the ledger{finished}; its chain of hashes is whole.
+A folder put back or made anew, ledger and all, is not noticed here: compare the head with one kept elsewhere"""
 
 
 @app.command(epilog="[bold]Example[/bold]  dpfl certificate runs/demo")

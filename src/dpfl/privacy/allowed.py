@@ -1,9 +1,14 @@
-"""What a run was allowed to let out, written down before its first round: that is what its certificate states.
+"""What a run was allowed to let out: that is what its certificate states, whatever of it happened.
 
 Whether somebody stops a training after looking at it, or a controller takes fewer steps, can depend on what was
 released. Then what happened to be let out is no bound, and would itself tell something; what could have been let out at
-most is one. Where a plan does not depend on what is released, its rehearsal knows that, for each client and observer.
-Where it does, the client's filter holds the limit.
+most is one. Before its first round a run writes down how that is known:
+
+- `Rounds`: nobody decides anything on the way. Once all rounds are over, what happened is what was planned. Before, in
+  tight calibration, each client's filter holds the limit; a paper's has none, and the rounds that are left will cost
+  what those before did.
+- `Filters`: a controller decides, or the budget does. The filter holds the limit, at the end too.
+- `Course`: a controller decides, by a paper's formula, which no filter limits. Its longest course was rehearsed.
 """
 
 import math
@@ -14,28 +19,53 @@ from functools import lru_cache
 from typing import Any
 
 from dpfl.privacy.accounting import Mechanism, Spent, most_steps, tight, tight_each
-from dpfl.privacy.budget import Budget, Observer
+from dpfl.privacy.budget import Budget, Observer, Promise
+from dpfl.privacy.gaussian_dp import mu_of
 
 View = Sequence[Spent]  # what one observer saw of each client
 
-BY_FILTER = "filter"  # in the place of a plan: as much as the filters let pass
 _ROUNDING = 1e-9  # by which two sums of the same numbers may differ
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What every observer would see of each client if all went on as long as it may."""
+class Rounds:
+    """A plan that nothing changes."""
+
+    rounds: int
+    replies: Sequence[int]  # of each client, over all rounds
+
+
+@dataclass(frozen=True)
+class Filters:
+    """As much as the clients' filters let pass."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """What every observer sees of each client on the longest course."""
 
     views: Mapping[Observer, View]
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return plain data for JSON, in which clients that are alike share one entry."""
-        return {observer: _packed(view) for observer, view in self.views.items()}
 
-    @staticmethod
-    def from_plain(plain: Mapping[str, Any]) -> "Plan":
-        """Read what `to_plain` wrote."""
-        return Plan({observer: _unpacked(packed) for observer, packed in plain.items()})  # type: ignore[misc]
+Allowed = Rounds | Filters | Course
+
+
+def to_plain(allowed: Allowed) -> Any:
+    """Return plain data for JSON, in which clients that are alike share one entry."""
+    if isinstance(allowed, Filters):
+        return "filters"
+    if isinstance(allowed, Rounds):
+        return {"rounds": allowed.rounds, "replies": [int(count) for count in allowed.replies]}
+    return {"course": {observer: _packed(view) for observer, view in allowed.views.items()}}
+
+
+def from_plain(plain: Any) -> Allowed | None:
+    """Read what `to_plain` wrote; None of a run that wrote nothing down."""
+    if plain is None or plain == "filters":
+        return None if plain is None else Filters()
+    if "course" in plain:
+        return Course({observer: _unpacked(packed) for observer, packed in plain["course"].items()})
+    return Rounds(plain["rounds"], plain["replies"])
 
 
 def _packed(view: View) -> dict[str, Any]:
@@ -53,30 +83,61 @@ def _unpacked(packed: Mapping[str, Any]) -> View:
     return [entries[which] for which in packed["of"]]
 
 
-def counted(seen: View, facts: Mapping[str, Any], observer: Observer, deltas: Sequence[float]) -> View:
-    """Return for each client what the plan of its run allowed, or what was seen where that is more."""
-    plan = facts.get("allowed")
-    if not isinstance(plan, Mapping) or observer not in plan:
+def is_filtered(allowed: Allowed | None, promise: Promise, rounds: int) -> bool:
+    """Tell whether it is the clients' filters that limit what a run lets out, `rounds` of which are over."""
+    if promise.calibration != "tight" or allowed is None:
+        return promise.calibration == "tight" and promise.noise == "adaptive"
+    return promise.noise == "adaptive" or not isinstance(allowed, Rounds) or rounds < allowed.rounds
+
+
+def counted(
+    seen: View, allowed: Allowed | None, observer: Observer, deltas: Sequence[float], replies: Mapping[int, int]
+) -> View:
+    """Return for each client what a paper's run was allowed to let out, or what was seen where that is more.
+
+    replies: how often each client has answered so far.
+    """
+    if isinstance(allowed, Rounds):
+        pairs = enumerate(zip(seen, allowed.replies, strict=True))
+        return [_prolonged(spent, planned / max(replies.get(i, 0), 1)) for i, (spent, planned) in pairs]
+    if not isinstance(allowed, Course) or observer not in allowed.views:
         return seen
-    allowed = Plan.from_plain({observer: plan[observer]}).views[observer]
-    different = [i for i, (one, other) in enumerate(zip(seen, allowed, strict=True)) if one != other]
-    prices = [tight_each([view[i] for i in different], [deltas[i] for i in different]) for view in (seen, allowed)]
-    more = {i for i, ours, planned in zip(different, *prices, strict=True) if ours > planned * (1 + _ROUNDING)}
-    return [one if i in more else other for i, (one, other) in enumerate(zip(seen, allowed, strict=True))]
+    longest = allowed.views[observer]
+    happened, planned = (tight_each(view, deltas) for view in (seen, longest))
+    more = [ours > theirs * (1 + _ROUNDING) for ours, theirs in zip(happened, planned, strict=True)]
+    return [one if is_more else other for one, other, is_more in zip(seen, longest, more, strict=True)]
+
+
+def _prolonged(spent: Spent, times: float) -> Spent:
+    """Return what so many times as many releases cost, if each costs as much."""
+    if times <= 1:
+        return spent
+    return Counter({
+        Mechanism("gaussian", one.multiplier / math.sqrt(times)) if one.plain and one.noise == "gaussian" else one:
+            count if one.plain and one.noise == "gaussian" else math.ceil(count * times)
+        for one, count in spent.items()
+    })  # fmt: skip
 
 
 def limit(seen: Spent, budget: Budget, *, adaptive: bool) -> float:
     """Return the ε up to which a client's filter lets pass what was begun so; 0 where nothing was."""
+    most = filled(seen, budget, adaptive=adaptive)
+    return budget.epsilon if most is None or all(one.plain for one in most) else tight(most, budget.delta)
+
+
+def filled(seen: Spent, budget: Budget, *, adaptive: bool) -> Spent | None:
+    """Return what a client's filter lets pass of what was begun so; None where only its ε and δ are known."""
     if not seen:
-        return 0.0
-    if adaptive or all(one.plain for one in seen):
-        return budget.epsilon
+        return {}
+    if all(one.plain for one in seen):
+        gaussian = budget.delta > 0 and all(one.noise == "gaussian" for one in seen)
+        return {Mechanism("gaussian", float(1 / mu_of(budget.epsilon, budget.delta))): 1} if gaussian else None
+    if adaptive:
+        return None
     first = min(seen, key=lambda one: one.multiplier)  # a count holds what it was fixed by, and what is noised more
-    return _most(first, max(sum(seen.values()), 1), budget)
+    return {first: max(_most(first, budget), sum(seen.values()))}
 
 
 @lru_cache(maxsize=1024)
-def _most(mechanism: Mechanism, least: int, budget: Budget) -> float:
-    steps = max(most_steps(tight, mechanism, budget), least)
-    found = tight({mechanism: steps}, budget.delta)
-    return found if math.isfinite(found) else budget.epsilon
+def _most(mechanism: Mechanism, budget: Budget) -> int:
+    return most_steps(tight, mechanism, budget)

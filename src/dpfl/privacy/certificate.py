@@ -15,10 +15,10 @@ from typing import Any
 from dpfl import run_folder
 from dpfl.errors import BadInput
 from dpfl.privacy.accounting import Mechanism, tight_each
-from dpfl.privacy.allowed import BY_FILTER, View, counted, limit
+from dpfl.privacy.allowed import View, counted, from_plain, is_filtered, limit
 from dpfl.privacy.books import BookedRun, Books
 from dpfl.privacy.budget import Observer, Promise, cautions
-from dpfl.privacy.totals import Total, together
+from dpfl.privacy.totals import Total, is_simulation, together
 
 
 @dataclass(frozen=True)
@@ -85,23 +85,27 @@ def certify(books: Books, run: BookedRun) -> Certificate:
     facts = run.facts
     common: dict[str, Any] = {
         "system": facts["system"], "clients": len(facts["sizes"]), "rounds": books.rounds(run),
-        "config": facts["config"], "versions": facts["versions"],
+        "config": facts["config"], "versions": facts["versions"], "together": together(books, run),
+        # A simulation is to be repeated bit for bit, and there is nothing in it to be kept from a change.
+        "head": None if is_simulation(facts) else books.head(run),
     }  # fmt: skip
     if facts["promise"] is None:
         return Certificate(
             **common, calibration=None, unit=None, neighbours=None, claimed=None, against=(), exposures=None,
             uncounted=("every upload, as it is",), cautions=(), observers={"server": Observed(None, None, "none")},
-            noise_source=None, spending=(), together=together(books, run), head=books.head(run),
+            noise_source=None, spending=(),
         )  # fmt: skip
     promise = Promise.from_plain(facts["promise"])
     deltas = [budget.delta for budget in promise.budgets]
     seen = views_of(books, run, promise)
-    views = {observer: counted(view, facts, observer, deltas) for observer, view in seen.items()}
-    filtered = facts.get("allowed") == BY_FILTER
+    replies, allowed = books.replies(run), from_plain(facts.get("allowed"))
+    filtered = is_filtered(allowed, promise, common["rounds"])
+    views = seen
+    if promise.calibration == "paper":  # what is tight has filters, or a plan that is over
+        views = {observer: counted(view, allowed, observer, deltas, replies) for observer, view in seen.items()}
     spent = {observer: _priced(observer, view, promise, filtered) for observer, view in views.items()}
     spent["released"] = [min(pair) for pair in zip(spent["released"], spent["server"], strict=True)]
     happened = {observer: tight_each(view, deltas) for observer, view in seen.items()}
-    replies = books.replies(run)
     most = max(promise.budgets, key=lambda budget: budget.epsilon)
     return Certificate(
         **common,
@@ -129,8 +133,6 @@ def certify(books: Books, run: BookedRun) -> Certificate:
             for observer in promise.against
             for most, least in zip(spent[observer], happened[observer], strict=True)
         ),
-        together=together(books, run),
-        head=books.head(run),
     )  # fmt: skip
 
 
@@ -154,8 +156,8 @@ def views_of(books: Books, run: BookedRun, promise: Promise) -> dict[Observer, V
 def _priced(observer: Observer, view: View, promise: Promise, filtered: bool) -> list[float]:
     """Return each client's ε. What was decided along the way is covered by its filter: as much as that lets pass."""
     held = "server" in promise.against or (observer == "uplink" and "uplink" in promise.against)
-    adaptive = promise.noise == "adaptive"
-    if (adaptive or filtered) and promise.calibration == "tight" and held:
+    if filtered and held:
+        adaptive = promise.noise == "adaptive"
         return [limit(seen, budget, adaptive=adaptive) for budget, seen in zip(promise.budgets, view, strict=True)]
     return tight_each(view, [budget.delta for budget in promise.budgets])
 

@@ -14,6 +14,7 @@ from typing import Any
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.orders import GRID_SHARE, Gaussian, Neighbours, Norm, Order, Poisson, Unit, sensitivity
 from dpfl.privacy.accounting import Mechanism
+from dpfl.privacy.allowed import Allowed, to_plain
 from dpfl.privacy.books import FAST, BookedRun, Books, Release
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.filters import CountFilter, Filter, OverheardFilter, PlainFilter, RenyiFilter, Unlimited
@@ -59,7 +60,7 @@ class Ledger:
         noise_source: str | None = None,
         follows_uploads: bool = False,
         versions: Mapping[str, str] | None = None,
-        allowed: Any = None,
+        allowed: Allowed | None = None,
         sharing: str | None = None,
         recognise: Callable[[bytes], Fingerprints] | None = None,
     ) -> None:
@@ -69,7 +70,7 @@ class Ledger:
         system, config, seeded, versions: what the certificate will say about the run.
         noise_source: where noise comes from, if neither from a seed nor from the operating system.
         follows_uploads: whether models may depend on uploads in other ways than through their noised sum.
-        allowed: what may be let out at most, as plain data (`dpfl.privacy.allowed`).
+        allowed: what may be let out at most, as far as that is known beforehand.
         sharing: what names how data were shared out among the clients; None where that is not known.
         recognise: make the fingerprints of the run's people and noise under a key, for a ledger that runs share.
         """
@@ -87,7 +88,7 @@ class Ledger:
         }  # fmt: skip
         self._facts |= {} if noise_source is None else {"noise_source": noise_source}
         self._facts |= {"follows_uploads": True} if follows_uploads else {}
-        self._facts |= {} if allowed is None else {"allowed": allowed}
+        self._facts |= {} if allowed is None else {"allowed": to_plain(allowed)}
         self._facts |= {"sharing": sharing if recognise is None else "recognised"}
         self._round = 0
         self._charges: dict[int, int] = {}  # the numbers of the last round's

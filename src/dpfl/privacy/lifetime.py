@@ -28,6 +28,7 @@ class Lifetime:
         self.books, self.promise, self.sizes, self._real = books, promise, sizes, real
         self._filters: dict[int, Filter] = {}
         self._grants: dict[int, Grant] = {}
+        self._granted = self._seen = 0  # the newest grant and charge that are known
         self._read()
         if self._filters and promise is not None and promise.calibration == "tight":
             self._require_left(promise)

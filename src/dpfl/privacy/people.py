@@ -13,8 +13,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from dpfl.errors import BadInput
 
@@ -45,12 +47,11 @@ class Fingerprints:
         return at_clients | {(record, PUBLIC) for record in self.public}
 
 
-def fingerprints_of(key: bytes, x: Tensor, y: Tensor) -> list[bytes]:
-    """Return the keyed hash of each record (x, y)."""
+def fingerprints_of(key: bytes, features: NDArray[Any], targets: NDArray[Any]) -> list[bytes]:
+    """Return the keyed hash of each record."""
     # Adding zero makes one of both zeros, which differ in their bits and in nothing else.
-    features, targets = (values.detach().cpu().reshape(len(values), -1) + 0 for values in (x, y))
-    rows = zip(features.numpy(), targets.numpy(), strict=True)
-    return [fingerprint(key, row.tobytes() + target.tobytes()) for row, target in rows]
+    rows = zip(features + 0, targets + 0, strict=True)
+    return [fingerprint(key, np.ascontiguousarray(row).tobytes() + target.tobytes()) for row, target in rows]
 
 
 def fingerprint(key: bytes, content: bytes) -> bytes:

@@ -65,9 +65,12 @@ def _lines(books: Books, people: int) -> list[dict[str, Any]]:
             client: found[client].delta if (grant := grants[client]) is None else grant.budget.delta for client in own
         }
         prices = priced(found, deltas)
+        happened = priced(accounts(books, runs, kind, only_happened=True), deltas)
         unknown = strangers(runs)
         for client in own:
             account, (epsilon, delta), grant = found[client], prices[client], grants[client]
+            if grant is not None and grant.budget.epsilon < epsilon:  # a grant holds whatever runs were allowed
+                epsilon, delta = max(happened[client][0], grant.budget.epsilon), grant.budget.delta
             why = _EVERYTHING if account.everything else _STRANGERS if unknown and account.runs > 1 else None
             spent = None if why else {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": delta}
             granted = None if grant is None else {"epsilon": grant.budget.epsilon, "delta": grant.budget.delta}

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 from dpfl.orders import Neighbours, Unit
 from dpfl.privacy.accounting import Mechanism, Spent, tight_each
-from dpfl.privacy.allowed import BY_FILTER, counted, limit
+from dpfl.privacy.allowed import View, counted, filled, from_plain, is_filtered
 from dpfl.privacy.books import FAST, BookedRun, Books
 from dpfl.privacy.budget import Budget, Promise
-from dpfl.privacy.gaussian_dp import mu_of
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,8 @@ def moved_budget(budget: Budget, times: int) -> Budget:
     return Budget(times * budget.epsilon, min(budget.delta * growth, 1 - 1e-16))
 
 
-def accounts(books: Books, runs: Sequence[BookedRun], kind: Kind) -> dict[int, Account]:
-    """Add up what each client was asked for in these runs."""
+def accounts(books: Books, runs: Sequence[BookedRun], kind: Kind, *, only_happened: bool = False) -> dict[int, Account]:
+    """Add up what these runs were allowed to learn of each client, or only what they happened to."""
     found: dict[int, Account] = {}
     for run in runs:
         promise = None if run.facts["promise"] is None else Promise.from_plain(run.facts["promise"])
@@ -117,19 +116,22 @@ def accounts(books: Books, runs: Sequence[BookedRun], kind: Kind) -> dict[int, A
         for client in books.unprotected(run):
             found[client].everything = True
         if promise is not None:
-            _add(found, books, run, promise, kind)
+            _add(found, books, run, promise, kind, only_happened)
     return found
 
 
-def _add(found: dict[int, Account], books: Books, run: BookedRun, promise: Promise, kind: Kind) -> None:
+def _add(
+    found: dict[int, Account], books: Books, run: BookedRun, promise: Promise, kind: Kind, only_happened: bool
+) -> None:
     sizes, own = run.facts["sizes"], Kind(promise.unit, promise.neighbours)
     seen = books.spent(run)
-    view = [seen.get(client, Counter()) for client in range(len(sizes))]
-    allowed = counted(view, run.facts, "server", [budget.delta for budget in promise.budgets])
-    filtered = promise.calibration == "tight" and "server" in promise.against and (
-        promise.noise == "adaptive" or run.facts.get("allowed") == BY_FILTER
-    )  # fmt: skip
-    for client, spent in enumerate(allowed):
+    view: View = [seen.get(client, Counter()) for client in range(len(sizes))]
+    allowed = from_plain(run.facts.get("allowed"))
+    filtered = not only_happened and "server" in promise.against and is_filtered(allowed, promise, books.rounds(run))
+    if promise.calibration == "paper" and not only_happened:
+        deltas = [budget.delta for budget in promise.budgets]
+        view = counted(view, allowed, "server", deltas, books.replies(run))
+    for client, spent in enumerate(view):
         if not spent or client not in found:
             continue
         times, account, budget = distance(own, kind, sizes[client]), found[client], promise.budgets[client]
@@ -140,13 +142,12 @@ def _add(found: dict[int, Account], books: Books, run: BookedRun, promise: Promi
 
 
 def _add_held(account: Account, spent: Spent, budget: Budget, times: int, *, adaptive: bool) -> None:
-    """Add all that a filter may let pass: in Gaussian DP where that is what it counts."""
-    plain = all(one.plain for one in spent)
-    if plain and budget.delta > 0 and all(one.noise == "gaussian" for one in spent):
-        account.spent[moved(Mechanism("gaussian", float(1 / mu_of(budget.epsilon, budget.delta))), times)] += 1
+    """Add all that a filter may let pass."""
+    most = filled(spent, budget, adaptive=adaptive)
+    if most is None:
+        account.held.append(moved_budget(budget, times))
     else:
-        held = Budget(limit(spent, budget, adaptive=adaptive), budget.delta)
-        account.held.append(moved_budget(held, times))
+        account.spent.update({moved(one, times): count for one, count in most.items()})
 
 
 def priced(found: Mapping[int, Account], deltas: Mapping[int, float]) -> dict[int, tuple[float, float]]:

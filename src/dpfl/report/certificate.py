@@ -16,8 +16,8 @@ _PROTECTED = {
 }
 _BASES = {"server": "the clipping performed", "uplink": "the same, overheard", "released": "the same, no collusion"}
 _SIMULATED = {
-    "seed": "the noise came from a seed, and whoever knows it can subtract it",
-    "a fast sampler": "the noise was drawn fast, and last bits of uploads may tell what they hide",
+    "seed": "whoever knows the seed can subtract the noise",
+    "a fast sampler": "last bits of noise that is drawn fast may tell what it hides",
 }
 _UNTRUSTED = {"uplink": "eavesdroppers", "released": "readers of the models (central DP)"}
 

@@ -106,7 +106,9 @@ def test_by_hand_what_two_runs_wrote(books: Books) -> None:
     charge(books, first, 1, {0: PLAIN, 1: PLAIN})
     charge(books, first, 2, {1: SAMPLED})
     charge(books, second, 1, {0: LAPLACE, 5: None})
-    assert [(run.name, run.facts) for run in books.runs()] == [(first.name, FACTS), (second.name, {"promise": None})]
+    assert [(run.name, run.facts) for run in books.runs()] == [
+        (first.name, FACTS | {"population": 1}), (second.name, {"promise": None, "population": 1})
+    ]  # fmt: skip
     assert first.name != second.name
     assert books.run(second.name) == second
     assert (books.rounds(first), books.rounds(second)) == (2, 1)
@@ -117,8 +119,8 @@ def test_by_hand_what_two_runs_wrote(books: Books) -> None:
     assert books.spent(first, second)[0] == {PLAIN.mechanism: 1, LAPLACE.mechanism: 1}
     assert books.last_charge() == 5
     # Of the runs beside the first, everything; beside the second, only what came after charge 1.
-    assert books.charges_of_others(first, 0) == [(0, LAPLACE), (5, None)]
-    assert [client for client, _ in books.charges_of_others(second, 1)] == [1, 1]
+    assert books.charges_of_others(first, 0) == [(second.id, 0, LAPLACE), (second.id, 5, None)]
+    assert [client for _, client, _ in books.charges_of_others(second, 1)] == [1, 1]
 
 
 def test_an_unknown_run_is_refused_in_a_sentence(path: Path) -> None:

@@ -596,8 +596,6 @@ def test_sampled_noise_needs_a_grant_in_renyi_currency() -> None:
     ("given", "promised", "reason"),
     [
         (grant(8.0), None, "system must be a private one with the ledger"),
-        (grant(8.0), promise(GRANTED, GRANTED, unit="client"), r"must limit what is promised here \(client, replace\)"),
-        (grant(8.0), promise(GRANTED, GRANTED, **SAMPLING), "but .* holds record/replace; use a ledger for each kind"),
         (grant(8.0, client=0), promise(GRANTED, GRANTED), "client 1 must have a grant.*--client 1"),
     ],
 )
@@ -612,16 +610,51 @@ def test_a_limit_is_refused_where_somebody_has_uploaded_without_noise_already() 
     books = Books()
     Ledger(None, (10, 10), books=books).charge({1: Order(steps=1, learning_rate=0.5)})
     books.grant(grant(8.0))
-    with pytest.raises(BadInput, match="client 1 has uploaded without noise"):
+    with pytest.raises(BadInput, match="client 1 has uploaded or answered without noise"):
         Ledger(promise(GRANTED, GRANTED), (10, 10), books=books)
 
 
-def test_a_limit_is_refused_where_another_kind_of_promise_was_charged_already() -> None:
+def test_a_limit_counts_what_was_charged_under_another_kind_of_promise() -> None:
     books = Books()
     Ledger(promise(GRANTED, unit="client"), (10,), books=books).charge({0: order(20.0)})
     books.grant(grant(8.0))
-    with pytest.raises(BadInput, match="holds client/replace, record/replace; use a ledger for each kind"):
+    with pytest.raises(BudgetRefused, match=r"leaves ε = 7\.99"):  # whoever replaces all records replaces one of them
         Ledger(promise(GRANTED), (10,), books=books)
+
+
+def test_a_grant_prices_a_release_in_its_own_kind_of_neighbours() -> None:
+    """An add/remove μ is worth half of what replacing costs, and a record a tenth of a client with ten."""
+    for terms, times in (({"neighbours": "add-remove"}, 2), ({}, 1), ({"unit": "client"}, 1)):
+        std = std_for(WORTH / 4, 10) * (2 if times == 1 else 1)  # a fourth of the grant, or a fourth of that
+        books = limited(grant(float(GRANTED.epsilon)))
+        ledger = Ledger(promise(Budget(1e3, 1e-3), calibration="paper", **terms), (10,), books=books)
+        ((mechanism, _),) = [
+            (release_of(order(std), 10, **{"unit": "record", "neighbours": "replace"} | terms).mechanism, 1)
+        ]
+        fits = int(WORTH * (1 + 1e-9) / (times**2 * mechanism.mu_squared))
+        for _ in range(fits):
+            ledger.charge({0: order(std)})
+        with pytest.raises(BudgetRefused, match=r"what the ledger .* grants"):
+            ledger.charge({0: order(std)})
+
+
+def test_a_limited_ledger_takes_no_simulation_and_nothing_uncounted() -> None:
+    books = limited(grant(8.0))
+    for how in ({"seeded": True}, {"noise_source": "a fast sampler"}):
+        with pytest.raises(BadInput, match="seed must be left out with the ledger"):
+            Ledger(promise(GRANTED), (10,), books=books, **how)
+    told = promise(GRANTED, calibration="paper", uncounted=("the loss of every model",))
+    with pytest.raises(BadInput, match="calibration must be one that counts everything"):
+        Ledger(told, (10,), books=books)
+
+
+def test_a_grant_that_comes_during_a_simulation_ends_it() -> None:
+    books = Books()
+    ledger = Ledger(promise(GRANTED), (10,), books=books, seeded=True)
+    ledger.charge({0: order(std_for(WORTH / 4, 10))})
+    books.grant(grant(8.0))
+    with pytest.raises(BadInput, match="seed must be left out"):
+        ledger.charge({0: order(std_for(WORTH / 4, 10))})
 
 
 def test_a_ledger_without_limits_takes_every_kind_of_run() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpfl.orders import Gaussian, Laplace, Order, RecordClip
+from dpfl.orders import Gaussian, Laplace, Order, Poisson, RecordClip
 from dpfl.privacy.books import Books, Grant
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.gaussian_dp import epsilon_of
@@ -15,6 +15,7 @@ from dpfl.privacy.statement import state
 from dpfl.report.statement import text
 
 DELTA = 1e-5
+SAME = "as before"  # how data are shared out
 
 
 def noised(mu: float, **changes: Any) -> Order:
@@ -27,11 +28,13 @@ def charged(books: Books, *rounds: dict[int, Order], clients: int = 3, delta: fl
     """Charge a run, round by round, to books that other runs share."""
     usual = {"unit": "record", "neighbours": "replace", "calibration": "paper"}
     promise = Promise(budgets=(Budget(8.0, delta),) * clients, **usual | terms)
-    return _played(Ledger(promise, (10,) * clients, books=books, system="udp", config="0123456789ab"), *rounds)
+    return _played(
+        Ledger(promise, (10,) * clients, books=books, system="udp", config="0123456789ab", sharing=SAME), *rounds
+    )
 
 
 def charged_without_noise(books: Books, *rounds: dict[int, Order], clients: int = 3) -> Ledger:
-    return _played(Ledger(None, (10,) * clients, books=books, system="fedavg"), *rounds)
+    return _played(Ledger(None, (10,) * clients, books=books, system="fedavg", sharing=SAME), *rounds)
 
 
 def _played(ledger: Ledger, *rounds: dict[int, Order]) -> Ledger:
@@ -90,20 +93,67 @@ def test_the_smallest_delta_that_was_promised_is_the_one_that_counts() -> None:
     assert line["spent"] == {"epsilon": pytest.approx(float(epsilon_of(1.0, 1e-9)), rel=1e-8), "delta": 1e-9}
 
 
-def test_promises_of_different_kinds_are_not_added() -> None:
+def test_promises_of_different_kinds_are_added_in_the_strongest() -> None:
     books = Books()
+    charged(books, {0: noised(0.6)})
+    charged(books, {0: noised(0.064)}, unit="client")  # ten records: Δ is ten times as large, μ = 0.64
+    charged(books, {0: noised(0.48)}, neighbours="add-remove")  # half of Δ, μ = 0.24, so 0.48 for one that is replaced
+    (line,) = lines(books)
+    assert (line["unit"], line["neighbours"]) == ("record", "replace")
+    assert line["spent"]["epsilon"] == pytest.approx(4.37718, abs=1e-5)  # 0.36 + 0.4096 + 0.2304 = 1
+    assert rows(books)[0].endswith("record, replaced")
+
+
+def test_a_total_of_records_says_little_about_clients() -> None:
+    """A grant about clients: all ten records are replaced one by one, each by one that goes and one that comes."""
+    books = Books()
+    charged(books, {0: noised(0.06)})
+    charged(books, {0: noised(0.08)}, neighbours="add-remove")
+    books.grant(grant(None, 20.0, DELTA, unit="client"))
+    (line,) = lines(books)
+    assert (line["unit"], line["neighbours"]) == ("client", "replace")
+    assert line["spent"]["epsilon"] == pytest.approx(4.37718, abs=1e-5)
+
+
+def test_what_filters_of_their_own_hold_is_added_as_it_is() -> None:
+    books = Books()
+    charged(books, {0: noised(0.6)})
+    order = noised(1.0, batch=Poisson(0.5), noise=Gaussian(1.0))
+    charged(books, {0: order}, calibration="tight", noise="adaptive", neighbours="add-remove")
+    (line,) = lines(books)
+    apart = float(epsilon_of(0.6, DELTA))
+    pair = {"epsilon": 16.0, "delta": DELTA * (1 + math.exp(8.0))}  # ε = 8 for one that comes or goes
+    assert line["spent"]["epsilon"] == pytest.approx(apart + pair["epsilon"])
+    assert line["spent"]["delta"] == pytest.approx(DELTA + pair["delta"])
+
+
+def test_noise_that_adapts_counts_for_all_that_its_filter_holds() -> None:
+    books = Books()
+    charged(books, {0: noised(0.1)}, calibration="tight", noise="adaptive")
+    (line,) = lines(books)
+    assert line["spent"]["epsilon"] == pytest.approx(8.0, rel=1e-6)
+
+
+def test_nothing_is_certified_where_it_is_not_known_whose_records_they_were() -> None:
+    books = Books()
+    for sharing in ("one way", "another"):
+        promise = Promise(budgets=(Budget(8.0, DELTA),), unit="record", neighbours="replace", calibration="paper")
+        _played(Ledger(promise, (10,), books=books, sharing=sharing), {0: noised(0.5)})
+    (line,) = lines(books)
+    assert line["spent"] is None
+    assert "everything: it is not known whether it held the same people's records in all runs" in rows(books)[0]
+
+
+def test_new_people_have_lost_nothing() -> None:
+    books = Books()
+    charged(books, {0: noised(0.6)})
+    books.add_people()
+    assert lines(books) == []
+    assert "nobody of now has been charged yet" in text(state(books))
     charged(books, {0: noised(0.5)})
-    charged(books, {0: noised(0.05)}, unit="client")  # ten records: Δ is ten times as large, μ = 1/2
-    charged(books, {0: noised(0.5)}, neighbours="add-remove")  # half of Δ, μ = 1/4
-    kinds = {(line["unit"], line["neighbours"]): line["spent"]["epsilon"] for line in lines(books)}
-    assert kinds == {
-        ("record", "replace"): pytest.approx(float(epsilon_of(0.5, DELTA)), rel=1e-8),
-        ("client", "replace"): pytest.approx(float(epsilon_of(0.5, DELTA)), rel=1e-8),
-        ("record", "add-remove"): pytest.approx(float(epsilon_of(0.25, DELTA)), rel=1e-8),
-    }
-    assert [line.split("  ")[-1].strip() for line in rows(books)] == [
-        "record, replaced", "client, replaced", "record, added or removed",
-    ]  # fmt: skip
+    (line,) = lines(books)
+    assert line["spent"]["epsilon"] == pytest.approx(float(epsilon_of(0.5, DELTA)), rel=1e-8)
+    assert "on other people" in text(state(books))
 
 
 def grant(client: int | None, epsilon: float, delta: float = 1e-6, **terms: str) -> Grant:
@@ -135,13 +185,13 @@ def test_without_a_grant_nothing_is_said_to_be_granted() -> None:
     assert " –  " in rows(books)[0]
 
 
-def test_a_grant_for_records_says_nothing_about_clients() -> None:
+def test_what_was_promised_to_clients_covers_each_of_their_records() -> None:
     books = Books()
     charged(books, {0: noised(0.05)}, unit="client")
     books.grant(grant(None, 1.0, 1e-9))
     (line,) = lines(books)
-    assert line["granted"] is None
-    assert line["spent"]["delta"] == DELTA  # of the promise, not of a grant that is about something else
+    assert line["granted"] == {"epsilon": 1.0, "delta": 1e-9}
+    assert line["spent"] == {"epsilon": pytest.approx(float(epsilon_of(0.5, 1e-9)), rel=1e-8), "delta": 1e-9}
 
 
 def test_an_upload_without_noise_has_spent_everything() -> None:
@@ -150,10 +200,16 @@ def test_an_upload_without_noise_has_spent_everything() -> None:
     charged_without_noise(books, {0: Order(steps=1, learning_rate=0.5)}, {2: Order(steps=1, learning_rate=0.5)})
     exposed = [line for line in lines(books) if line["spent"] is None]
     assert [line["client"] for line in exposed] == [0, 2]
-    assert [(line["unit"], line["granted"]) for line in exposed] == [(None, None)] * 2
-    # They come first, whatever the others spent; client 0 keeps the line of what it spent elsewhere.
-    assert ["everything: it uploaded without noise" in row for row in rows(books)] == [True, True, False, False]
-    assert [row.split()[0] for row in rows(books)] == ["0", "2", "1", "0"]
+    assert [line["granted"] for line in exposed] == [None] * 2
+    # They come first, whatever the others spent.
+    assert ["everything: something left it without noise" in row for row in rows(books)] == [True, True, False]
+    assert [row.split()[0] for row in rows(books)] == ["0", "2", "1"]
+
+
+def test_an_answer_without_noise_has_told_everything() -> None:
+    books = Books()
+    charged(books, {0: noised(0.5)}, uncounted=("the loss of every model",))
+    assert lines(books)[0]["spent"] is None
 
 
 def test_what_has_no_finite_price_is_infinite_in_words_and_null_in_json() -> None:
@@ -214,7 +270,8 @@ def test_of_many_runs_the_newest_are_listed() -> None:
 
 def test_books_in_which_nobody_was_charged() -> None:
     books = Books()
-    assert state(books) == {"ledger": None, "runs": [], "grants": [], "clients": []}
+    nothing = {"ledger": None, "head": None, "extract": False, "people": 1, "simulations": 0}
+    assert state(books) == nothing | {"runs": [], "grants": [], "clients": []}
     assert text(state(books)).endswith("nobody has been charged yet")
     assert charged(books).run.name  # a run that ended before its first round
     assert lines(books) == []

@@ -38,7 +38,7 @@ def test_the_whole_screen() -> None:
         "left uncounted       nothing",
         "not promised         anything about who took part, how many records a client holds, or people whose records",
         "                     sit at several clients; anything against whoever reads a client's own machine",
-        "a simulation         the noise came from a seed: whoever knows the seed can subtract it",
+        "a simulation         nobody's records were protected here: whoever knows the seed can subtract the noise",
     ]
 
 
