@@ -92,12 +92,21 @@ def allowance(system: System[Any], sizes: Sequence[int], streams: Streams) -> Al
             return Filters()
         ledger = _rehearsed(system, sizes, streams)
         return Course(views_of(ledger.books, ledger.run, promise))
-    replies = problem_of(system, sizes, 1, streams).schedule.replies(1, system.rounds)
-    return Rounds(system.rounds, [int(count) for count in replies])
+    session = _rehearsal(system, sizes, streams)
+    rounds = session.begin().rounds
+    return Rounds(rounds, [int(count) for count in session.problem.schedule.replies(1, rounds)])
 
 
 def _rehearsed(system: System[Any], sizes: Sequence[int], streams: Streams) -> Ledger:
     """Play a training whose clients compute nothing, and return what it was charged."""
+    session = _rehearsal(system, sizes, streams)
+    for _ in walk(session, session.begin()):
+        pass
+    return session.ledger
+
+
+def _rehearsal(system: System[Any], sizes: Sequence[int], streams: Streams) -> Session[Any]:
+    """Open a training whose clients compute nothing."""
     promise = system.promise(sizes)
     filtered = promise is not None and promise.calibration == "tight" and follows_training(system)
     ledger = Ledger(
@@ -105,12 +114,8 @@ def _rehearsed(system: System[Any], sizes: Sequence[int], streams: Streams) -> L
         allowed=Filters() if filtered else None,
     )  # fmt: skip
     model = Model(_OneParameter(), lambda outputs, targets: outputs)
-    session = Session(
-        system, problem_of(system, sizes, 1, streams), model, PricedClients(len(sizes)), ledger, streams, _FallingLoss()
-    )
-    for _ in walk(session, session.begin()):
-        pass
-    return ledger
+    problem = problem_of(system, sizes, 1, streams)
+    return Session(system, problem, model, PricedClients(len(sizes)), ledger, streams, _FallingLoss())
 
 
 class PricedClients:

@@ -180,7 +180,7 @@ def train(
         made = make_clients(chosen.backend, learner, records, streams, public=public, drawn_by=chosen.draws)
         performers, chosen = made, replace(chosen, draws=made.drawn_by)
     engine, promise = performers.engine, system.promise(federation.sizes)
-    config = Config(system, settings_of(federation, **asdict(chosen) | {"model": learner.name}))
+    config = Config(system, settings_of(federation, **asdict(_portable(chosen)) | {"model": learner.name}))
     environment = _environment(federation, chosen.device, engine, streams)
     shared = chosen.ledger is not None
     ledger_in = partial(
@@ -327,6 +327,13 @@ def _environment(federation: Federation, device: str, engine: Engine, streams: S
     }
 
 
+def _portable(settings: TrainSettings) -> TrainSettings:
+    """Return settings that name no place on this machine, for the folder that is handed around."""
+    if settings.ledger is None or not Path(settings.ledger).is_absolute():
+        return settings
+    return replace(settings, ledger=Path(settings.ledger).name)
+
+
 def _sharing(federation: Federation) -> str | None:
     """Name how the data were shared out among the clients, where that can be told and done again."""
     recipe = federation.recipe
@@ -337,9 +344,10 @@ def _sharing(federation: Federation) -> str | None:
 
 def _recognise(federation: Federation, streams: Streams, key: bytes) -> Fingerprints:
     """Make what a ledger with this key knows a run's people and noise by."""
+    as_they_are = *federation.clients, federation.validation, federation.test
+    people = as_they_are if federation.untouched is None else federation.untouched()
     *clients, validation, test = (
-        fingerprints_of(key, records.x.cpu().numpy(), records.y.cpu().numpy())
-        for records in (*federation.clients, federation.validation, federation.test)
+        fingerprints_of(key, records.x.cpu().numpy(), records.y.cpu().numpy()) for records in people
     )
     return Fingerprints(clients, [*validation, *test], fingerprint(key, streams.secret.key))
 

@@ -131,7 +131,7 @@ def test_words_for_people(tmp_path: Path) -> None:
     shown = dpfl("certificate", str(folder), cwd=tmp_path)
     certificate, _, remark = shown.stdout.rpartition("\n\n")
     assert certificate in done.stdout
-    assert remark == "computed anew from the ledger, and as the run wrote it\n"
+    assert remark.startswith("computed anew from the ledger, and as the run wrote it; its chain of hashes is whole.\n")
     report = dpfl("report", str(folder), "--json", cwd=tmp_path)
     assert report.returncode == 0, report.stderr
     page = Path(tmp_path, json.loads(report.stdout)["report"]).read_text()

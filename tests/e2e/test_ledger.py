@@ -178,7 +178,8 @@ def test_a_run_that_uploads_before_it_is_charged_is_found_out(tmp_path: Path) ->
 
 # Runs that share one ledger.
 
-SHARED = ["--ledger", "shared.sqlite"]
+FREE = ["--ledger", "free.sqlite", "--data-seed", "1"]
+SHARED = ["--ledger", "shared.sqlite", "--data-seed", "1"]  # whose people stay where they are
 
 
 def spent_of(dpfl: Command, where: str = "shared.sqlite") -> list[float]:
@@ -269,10 +270,10 @@ def test_a_run_without_noise_is_refused_by_a_limited_ledger_and_written_into_ano
     assert "system must be a private one with the ledger 'shared.sqlite'" in sentence
     assert files(tmp_path) == before
 
-    assert dpfl("run", "fedavg", "--clients", "4", "--rounds", "1", "--ledger", "free.sqlite", "--out", "r").code == 0
+    assert dpfl("run", "fedavg", "--clients", "4", "--rounds", "1", *FREE, "--out", "r").code == 0
     assert "everything: something left it without noise" in dpfl("ledger", "free.sqlite").out
     dpfl("ledger", "free.sqlite", "--grant", "5", "--delta", "1e-3")  # too late
-    too_late = dpfl("run", *QUICK, "--epsilon", "3", "--ledger", "free.sqlite", "--out", "s")
+    too_late = dpfl("run", *QUICK, "--epsilon", "3", *FREE, "--out", "s")
     assert too_late.code == 2
     assert "client 0 has uploaded or answered without noise" in too_late.err
 

@@ -176,8 +176,7 @@ def test_who_was_charged_and_lost_has_still_paid() -> None:
     assert [line.server_epsilon for line in run.certificate.spending] == [
         line.server_epsilon for line in whole.certificate.spending
     ]
-    # Nothing of it is in any model; but that was allowed.
-    assert run.certificate.spending[2].released_epsilon == whole.certificate.spending[2].released_epsilon
+    assert run.certificate.spending[2].released_epsilon == 0.0  # nothing of it is in any model
     assert run.certificate.spending[1].released_epsilon > whole.certificate.spending[1].released_epsilon
 
 

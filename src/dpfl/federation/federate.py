@@ -65,6 +65,7 @@ def federate(
             private, dataset.groups, "validation_share", how.validation_share, streams.generator("validation")
         )
 
+    raw, raw_test = pool, test
     if dataset.fit is not None:
         if how.validation_share == 0:
             raise BadInput(
@@ -88,6 +89,10 @@ def federate(
         groups=None if dataset.groups is None else dataset.groups[private],
     )
     kept = keep_share(shared, how.share, streams.generator("share"))
+
+    def untouched() -> tuple[Records, ...]:
+        return *(raw.take(private[rows]) for rows in kept), raw.take(public), raw_test
+
     return Federation(
         name=dataset.name,
         clients=tuple(pool.take(private[rows]) for rows in kept),
@@ -96,6 +101,7 @@ def federate(
         classes=dataset.classes,
         source=dataset.source,
         recipe=asdict(how) if isinstance(data, str) else None,
+        untouched=None if dataset.fit is None else untouched,
     )
 
 

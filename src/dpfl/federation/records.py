@@ -60,6 +60,9 @@ class Federation:
     classes: int | None
     source: str
     recipe: dict[str, Any] | None = None  # the arguments of `federate`; None where arrays were handed over
+    # Each client's records, the validation and the test split as they were before a preprocessing was fitted, by which
+    # a ledger knows people; None where they are that already.
+    untouched: "Callable[[], tuple[Records, ...]] | None" = None
 
     def __repr__(self) -> str:
         sizes = sorted({min(self.sizes), max(self.sizes)}) if self.clients else [0]

@@ -5,8 +5,8 @@ released. Then what happened to be let out is no bound, and would itself tell so
 most is one. Before its first round a run writes down how that is known:
 
 - `Rounds`: nobody decides anything on the way. Once all rounds are over, what happened is what was planned. Before, in
-  tight calibration, each client's filter holds the limit; a paper's has none, and the rounds that are left will cost
-  what those before did.
+  tight calibration, each client's filter holds the limit; where there is none (a paper's formula, readers of models
+  whom only the plan keeps from more), the rounds that are left will cost what those before did.
 - `Filters`: a controller decides, or the budget does. The filter holds the limit, at the end too.
 - `Course`: a controller decides, by a paper's formula, which no filter limits. Its longest course was rehearsed.
 """
@@ -91,13 +91,19 @@ def is_filtered(allowed: Allowed | None, promise: Promise, rounds: int) -> bool:
 
 
 def counted(
-    seen: View, allowed: Allowed | None, observer: Observer, deltas: Sequence[float], replies: Mapping[int, int]
+    seen: View,
+    allowed: Allowed | None,
+    observer: Observer,
+    deltas: Sequence[float],
+    *,
+    rounds: int,
+    replies: Mapping[int, int],
 ) -> View:
-    """Return for each client what a paper's run was allowed to let out, or what was seen where that is more.
+    """Return for each client what it was allowed to let out by its plan, or what was seen where that is more.
 
-    replies: how often each client has answered so far.
+    rounds, replies: how many rounds are over, and how often each client has answered in them.
     """
-    if isinstance(allowed, Rounds):
+    if isinstance(allowed, Rounds) and rounds < allowed.rounds:
         pairs = enumerate(zip(seen, allowed.replies, strict=True))
         return [_prolonged(spent, planned / max(replies.get(i, 0), 1)) for i, (spent, planned) in pairs]
     if not isinstance(allowed, Course) or observer not in allowed.views:
@@ -121,6 +127,8 @@ def _prolonged(spent: Spent, times: float) -> Spent:
 
 def limit(seen: Spent, budget: Budget, *, adaptive: bool) -> float:
     """Return the ε up to which a client's filter lets pass what was begun so; 0 where nothing was."""
+    if not seen:
+        return 0.0
     most = filled(seen, budget, adaptive=adaptive)
     return budget.epsilon if most is None or all(one.plain for one in most) else tight(most, budget.delta)
 

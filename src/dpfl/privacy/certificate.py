@@ -100,9 +100,10 @@ def certify(books: Books, run: BookedRun) -> Certificate:
     seen = views_of(books, run, promise)
     replies, allowed = books.replies(run), from_plain(facts.get("allowed"))
     filtered = is_filtered(allowed, promise, common["rounds"])
-    views = seen
-    if promise.calibration == "paper":  # what is tight has filters, or a plan that is over
-        views = {observer: counted(view, allowed, observer, deltas, replies) for observer, view in seen.items()}
+    views = {
+        observer: counted(view, allowed, observer, deltas, rounds=common["rounds"], replies=replies)
+        for observer, view in seen.items()
+    }
     spent = {observer: _priced(observer, view, promise, filtered) for observer, view in views.items()}
     spent["released"] = [min(pair) for pair in zip(spent["released"], spent["server"], strict=True)]
     happened = {observer: tight_each(view, deltas) for observer, view in seen.items()}

@@ -126,11 +126,11 @@ def _add(
     sizes, own = run.facts["sizes"], Kind(promise.unit, promise.neighbours)
     seen = books.spent(run)
     view: View = [seen.get(client, Counter()) for client in range(len(sizes))]
-    allowed = from_plain(run.facts.get("allowed"))
-    filtered = not only_happened and "server" in promise.against and is_filtered(allowed, promise, books.rounds(run))
-    if promise.calibration == "paper" and not only_happened:
+    allowed, rounds, replies = from_plain(run.facts.get("allowed")), books.rounds(run), books.replies(run)
+    filtered = not only_happened and "server" in promise.against and is_filtered(allowed, promise, rounds)
+    if not only_happened:
         deltas = [budget.delta for budget in promise.budgets]
-        view = counted(view, allowed, "server", deltas, books.replies(run))
+        view = counted(view, allowed, "server", deltas, rounds=rounds, replies=replies)
     for client, spent in enumerate(view):
         if not spent or client not in found:
             continue
