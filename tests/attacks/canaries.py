@@ -8,6 +8,7 @@ independent experiments as it has records.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,21 @@ class Seen:
     places: list[Tensor] = field(default_factory=list)  # their coordinates
     requests: list[Request] = field(default_factory=list)
     uploads: list[dict[int, Tensor]] = field(default_factory=list)
+    downlink: list[float] = field(default_factory=list)  # the noise of the server's own on each sum
+
+    def sums(self) -> list[Tensor]:
+        """Return by how much each broadcast moved the model, which is what its readers learn."""
+        assert self.run is not None
+        models = [*(request.broadcast for request in self.requests), *self.run.model.state_dict().values()]
+        flat = [model.flatten().double() for model in models]
+        return [after - before for before, after in pairwise(flat)]
+
+    def sum_variance(self, round: int) -> float:
+        """Return the variance Σ p_j²σ_j² + σ_D² of the noise in a sum; rounds count from 0."""
+        request = self.requests[round]
+        variances = {client: paid.order.noise_variance(paid.records) for client, paid in request.charged.items()}
+        own = math.fsum(weight**2 * variances[client] for client, weight in request.weights.items())
+        return own + self.downlink[round] ** 2
 
 
 def watch(system: System[Any], *, canaries: int, clients: int, away: float, seed: int) -> Seen:
@@ -49,13 +65,17 @@ def watch(system: System[Any], *, canaries: int, clients: int, away: float, seed
     )
 
     def listen(session: Any) -> None:
-        perform = session.clients.perform
+        perform, broadcast = session.clients.perform, session.ledger.broadcast
 
         def heard(request: Request) -> Any:
             seen.requests.append(request)
             return perform(request)
 
-        session.clients.perform = heard
+        def sent_out(weights: Any, *, noise_std: float = 0.0) -> None:
+            seen.downlink.append(noise_std)
+            broadcast(weights, noise_std=noise_std)
+
+        session.clients.perform, session.ledger.broadcast = heard, sent_out
 
     module = nn.Linear(canaries, 1, bias=False)
     nn.init.zeros_(module.weight)
@@ -77,6 +97,28 @@ def matched(seen: Seen) -> tuple[Scores, NDArray[np.bool_]]:
                 variance = paid.order.noise_variance(paid.records)
                 total -= uploads[client][places].double().numpy() / variance
                 weight += 1 / variance
+        scores.append(total / math.sqrt(weight))
+        up.append(bits > 0)
+    return np.concatenate(scores), np.concatenate(up)
+
+
+def eavesdropped(seen: Seen, exposures: int) -> tuple[Scores, NDArray[np.bool_]]:
+    """Return the matched filter of who hears the first uploads of every client, and reads all models.
+
+    With none that are heard it is that of a reader. A round that is not heard tells of a canary by the noised sum in
+    which it weighs p_i: Σ_heard y_t·Δ/σ_i² + Σ_unheard s_t·p_iΔ/V_t, where all Δ of a client are alike.
+    """
+    scores, up, sums = [], [], seen.sums()
+    for client, (bits, places) in enumerate(zip(seen.bits, seen.places, strict=True)):
+        total, weight = np.zeros(len(bits)), 0.0
+        for round, request in enumerate(seen.requests):
+            paid, share, shown, variance = request.charged[client], 1.0, seen.uploads[round][client], 0.0
+            if round < exposures:
+                variance = paid.order.noise_variance(paid.records)
+            else:
+                share, shown, variance = request.weights[client], sums[round], seen.sum_variance(round)
+            total -= shown[places].double().numpy() * share / variance
+            weight += share**2 / variance
         scores.append(total / math.sqrt(weight))
         up.append(bits > 0)
     return np.concatenate(scores), np.concatenate(up)

@@ -126,10 +126,10 @@ def _views(books: Books, run: BookedRun, promise: Promise) -> dict[Observer, Vie
 
     uploads = books.spent(run)
     views: dict[Observer, View] = {"server": complete(uploads)}
-    if promise.exposures is not None:
-        views["uplink"] = complete(books.spent(run, exposures=promise.exposures))
     # Where models tell less than uploads only by an argument that does not hold here, they tell no more.
     follows = bool(promise.uncounted) or run.facts.get("follows_uploads", False)
+    if promise.exposures is not None:
+        views["uplink"] = complete(uploads if follows else books.overheard(run, promise.exposures))
     released = None if follows else books.released(run)
     views["released"] = complete(uploads if released is None else released)
     return views
@@ -137,7 +137,7 @@ def _views(books: Books, run: BookedRun, promise: Promise) -> dict[Observer, Vie
 
 def _priced(observer: Observer, view: View, promise: Promise) -> list[float]:
     """Return each client's ε. Noise that was chosen along the way is covered by its filter: the whole budget."""
-    held = "server" in promise.against or (observer == "uplink" and "uplink" in promise.against)
+    held = "server" in promise.against or ("uplink" in promise.against and observer != "server")  # who reads hears less
     if promise.noise == "adaptive" and promise.calibration == "tight" and held:
         return [budget.epsilon if seen else 0.0 for budget, seen in zip(promise.budgets, view, strict=True)]
     return tight_each(view, [budget.delta for budget in promise.budgets])
