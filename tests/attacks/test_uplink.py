@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from attacks.canaries import Seen, eavesdropped, gaussian_bound, watch
+from attacks.bounds import gaussian_bound
+from attacks.canaries import Seen, eavesdropped, watch
 from dpfl.orders import sensitivity
 from dpfl.privacy.gaussian_dp import epsilon_of
 from dpfl.systems import NbAFL
@@ -32,7 +33,7 @@ def uploads_alone(seen: Seen, exposures: int, delta: float) -> float:
 @each("name", list(SYSTEMS))
 def test_an_eavesdropper_learns_what_is_certified_and_more_than_the_uploads_tell(name: str) -> None:
     system = SYSTEMS[name]
-    seen = watch(system, canaries=1600, clients=2, away=-1.0, seed=5)
+    seen = watch(system)
     assert seen.run is not None
     shown: Any = seen.run.certificate.observers["uplink"]
     scores, up = eavesdropped(seen, system.exposures)
