@@ -48,11 +48,11 @@ def _counted(scores: Scores, up: Bits, at: float, delta: float, alpha: float) ->
 
 
 def tail_bound(
-    scores: Scores, up: Bits, as_if: Callable[[float], tuple[Scores, Bits]], delta: float, alpha: float
+    scores: Scores, up: Bits, as_if: Callable[[float, int], tuple[Scores, Bits]], delta: float, alpha: float
 ) -> float:
     """Bound ε from below where the law is known but for the size of its noise (Xiang et al., 2025).
 
-    scores: log-likelihood ratios; `as_if` draws such scores for noise of another size. The quarter that is most certain
+    scores: log-likelihood ratios; `as_if` draws so many for noise of another size. The quarter that is most certain
     is guessed by sign. Of n scores those lie above a quantile that is distributed as Beta(n − r, r + 1), and each guess
     is wrong with the mean probability 1/(1 + e^|score|) above it. The bound is the ε of the most noise with which so
     few wrong guesses are not yet less likely than alpha.
@@ -63,7 +63,7 @@ def tail_bound(
     quantiles = beta.ppf((np.arange(200) + 0.5) / 200, len(scores) - guesses, guesses + 1)
 
     def likely(noise: float) -> bool:
-        certain = np.sort(np.abs(as_if(noise)[0]))[::-1]
+        certain = np.sort(np.abs(as_if(noise, 20_000)[0]))[::-1]
         error = np.cumsum(1 / (1 + np.exp(certain))) / np.arange(1, len(certain) + 1)  # of those above each
         above = np.maximum(((1 - quantiles) * len(certain)).astype(int), 1) - 1
         return float(binom.cdf(wrong, guesses, error[above]).mean()) > alpha
@@ -74,15 +74,14 @@ def tail_bound(
     for _ in range(14):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if likely(middle) else (low, middle)
-    return _epsilon_of_ratios(*as_if(high), delta)
+    return _epsilon_of_ratios(*as_if(high, 200_000), delta)
 
 
 def _epsilon_of_ratios(scores: Scores, up: Bits, delta: float) -> float:
     """Return the ε at which drawn log-likelihood ratios have this δ = E[(1 − e^(ε − L))⁺], either way round."""
 
     def found(losses: Scores) -> float:
-        grid = np.linspace(0.0, float(losses.max()), 2000)
-        held = [one for one in grid if np.maximum(-np.expm1(one - losses), 0.0).mean() <= delta]
-        return float(held[0])
+        grid = np.linspace(0.0, float(losses.max()), 500)
+        return float(next(one for one in grid if np.maximum(-np.expm1(one - losses), 0.0).mean() <= delta))
 
     return max(found(scores[up]), found(-scores[~up]))
