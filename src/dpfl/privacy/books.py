@@ -286,14 +286,14 @@ class Books:
         everything, told = self.spent(run), self._told(run)
         if told is None:
             return everything
-        charged = f"charges c JOIN releases r ON r.id = c.release WHERE c.run = {run.id}"
+        charged, of_run = "charges c JOIN releases r ON r.id = c.release", f"WHERE c.run = {run.id}"
         priced = f"""SELECT c.client AS client, r.count * (1 / r.multiplier) * (1 / r.multiplier) AS upload,
                             COALESCE((1 / t.multiplier) * (1 / t.multiplier), 0.0) AS model
-                     FROM {charged.replace("WHERE", f"LEFT JOIN ({told}) t ON t.charge = c.id WHERE")}"""
+                     FROM {charged} LEFT JOIN ({told}) t ON t.charge = c.id {of_run}"""
         # A difference of two infinite prices is NULL.
         placed = f"""SELECT client, upload, MIN(model, upload) AS model, ROW_NUMBER() OVER
                      (PARTITION BY client ORDER BY COALESCE(upload - model, 9e999) DESC) AS place FROM ({priced})"""
-        other = f"SELECT client FROM {charged} AND NOT (noise = 'gaussian' AND sampling_rate = 1)"
+        other = f"SELECT client FROM {charged} {of_run} AND NOT (noise = 'gaussian' AND sampling_rate = 1)"
         rows = self._all(
             f"SELECT client, SUM(CASE WHEN place <= {int(exposures)} THEN upload ELSE model END) FROM ({placed})"
             f" WHERE client NOT IN ({other}) GROUP BY client"
