@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from scipy.optimize import brentq
@@ -25,10 +25,14 @@ from dpfl.systems import PrivateSystem, System
 
 
 def is_true(system: PrivateSystem[Any], sizes: Sequence[int], observer: Observer = "server") -> bool:
-    """Tell whether what a system promises already holds against the observer, by exact accounting."""
+    """Tell whether what a system promises is what the observer may learn, by exact accounting.
+
+    Who sees less than the promise is made for learns less: of a promise to eavesdroppers, who only reads the models.
+    """
     promise = system.promise(sizes)
     overhears_all = observer == "server" and (promise.exposures or 0) >= system.rounds
-    return promise.calibration == "tight" and (observer in promise.against or overhears_all)
+    sees_most = next(one for one in get_args(Observer) if one in promise.against)
+    return promise.calibration == "tight" and (observer == sees_most or overhears_all)
 
 
 def at_true_epsilon(

@@ -319,26 +319,22 @@ def price(case: Case, seen: Seen, observer: str) -> list[float]:
     promise = case.promise
     found = []
     for client, budget in enumerate(promise.budgets):
-        uploads = [
-            (round, lets_out(orders[client], SIZES[client], promise))
-            for round, orders in enumerate(seen.performed)
-            if client in orders
-        ]
-        spent: Counter[Mechanism] = Counter()
-        if observer == "released":
-            found.append(price_of_models(case, seen, client))
+        if observer != "server":
+            heard = (promise.exposures or 0) if observer == "uplink" else 0
+            found.append(price_of_models(case, seen, client, heard))
             continue
-        if observer == "uplink":  # the least noised few
-            uploads = sorted(uploads, key=lambda pair: pair[1].mechanism.multiplier)[: promise.exposures]
-        for _, release in uploads:
-            spent[release.mechanism] += release.count
+        spent: Counter[Mechanism] = Counter()
+        for orders in seen.performed:
+            if client in orders:
+                release = lets_out(orders[client], SIZES[client], promise)
+                spent[release.mechanism] += release.count
         found.append(accounting.tight(spent, budget.delta))
     return found
 
 
-def price_of_models(case: Case, seen: Seen, client: int) -> float:
-    """Price the broadcast models: p_i·Δ_i under the noise of the whole cohort and the server's."""
-    promise, mu_squared = case.promise, 0.0
+def price_of_models(case: Case, seen: Seen, client: int, heard: int) -> float:
+    """Price the broadcast models, p_i·Δ_i under the noise of the whole cohort and the server's; or a few uploads."""
+    promise, told, more = case.promise, [], []
     for orders, weights, downlink in zip(seen.performed, seen.weights, seen.downlink, strict=True):
         if client in orders:
             assert all(order.noise_on == "upload" for order in orders.values())
@@ -346,7 +342,9 @@ def price_of_models(case: Case, seen: Seen, client: int) -> float:
             bound = sensitivity(
                 orders[client], records=SIZES[client], unit=promise.unit, neighbours=promise.neighbours, norm=2
             )
-            mu_squared += (weights[client] * bound) ** 2 / variance
+            told.append((weights[client] * bound) ** 2 / variance)
+            more.append((bound / orders[client].noise.std) ** 2 - told[-1])
+    mu_squared = sum(told) + sum(sorted(more, reverse=True)[:heard])
     return float(epsilon_of(mu_squared**0.5, promise.budgets[client].delta))
 
 
@@ -522,14 +520,27 @@ def test_a_promise_that_does_not_name_its_question_is_refused() -> None:
         train(silent)
 
 
-def test_a_server_that_forgets_its_own_noise_is_found_out_by_the_certificate() -> None:
-    # The clients' ledgers cannot limit what readers see of the models; the certificate must tell.
+def test_a_model_that_would_tell_too_much_is_kept_back() -> None:
+    # Who overhears one upload and reads the models is promised 2: with less noise the last models are not sent out.
     system = Case("nbafl", (("calibration", "tight"), ("rounds", 9))).system
     right, seen = train(system)
+    assert max(seen.downlink) == 0
+    assert -1e-9 <= right.certificate.observers["uplink"].slack < 1e-3
+    with pytest.raises(BudgetRefused):
+        train(ordering(system, lambda order: replace(order, noise=Gaussian(0.9 * order.noise.std))))
+
+
+def test_a_papers_server_that_forgets_its_own_noise_is_found_out_by_the_certificate() -> None:
+    # A paper's formula is recorded and not limited; the certificate must tell what readers see.
+    system = Case("nbafl", (("calibration", "paper"), ("rounds", 9))).system
+    right, seen = train(system)
     assert min(seen.downlink) > 0
-    assert right.certificate.observers["released"].slack >= -1e-9
     wrong, _ = train(twin(system, downlink=lambda self, state, answered: None))
-    assert wrong.certificate.observers["released"].slack < -0.1
+    for observer in ("released", "uplink"):
+        told, less = (run.certificate.observers[observer].epsilon for run in (wrong, right))
+        assert told is not None
+        assert less is not None
+        assert told > 1.1 * less
 
 
 # 2. Charged before, and charged for what is performed. The clients above have compared every round.

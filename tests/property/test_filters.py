@@ -6,6 +6,7 @@ Filters that are wrong in a likely way stand beside the real ones, and the same 
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -121,13 +122,32 @@ def test_a_count_pays_for_as_many_steps_as_fit_and_no_more(most: Any, asked: Any
             paid += count
 
 
+rounds_played = st.lists(  # the price of an upload, what of it the model tells, and whether one is sent out at all
+    st.tuples(st.floats(-3, 1).map(lambda power: 10**power), st.floats(0, 1), st.booleans()), min_size=1, max_size=12
+)
+
+
+def overheard_at_most(rounds: Any, worth: float, exposures: int, make: Callable[..., OverheardFilter]) -> float:
+    """Play what a filter lets through; return the cost of the dearest choice, as a share of the budget."""
+    purse, paid = make(worth, exposures), []
+    for price, share, sent in rounds:
+        upload = Mechanism("gaussian", price**-0.5)
+        if purse.affords(upload, 1):
+            purse.pay(upload, 1)
+            told = share * upload.mu_squared
+            if sent and purse.affords_model(told):
+                purse.pay_model(told)
+            else:
+                told = 0.0
+            paid.append((upload.mu_squared, told))
+    choices = combinations(range(len(paid)), min(exposures, len(paid)))
+    return max(sum(one[place not in heard] for place, one in enumerate(paid)) for heard in choices) / worth
+
+
 @some
-@given(budget=budgets, releases=sequences(gaussians, st.just(1)), exposures=st.integers(1, 4))
-def test_any_few_uploads_that_are_overheard_keep_within_the_budget(budget: Any, releases: Any, exposures: Any) -> None:
-    purse = OverheardFilter(plain(budget), exposures)
-    paid = [mechanism for mechanism, count in releases if purse.affords(mechanism, count)]
-    dearest = sorted(paid, key=lambda mechanism: mechanism.multiplier)[:exposures]
-    assert tight(Counter(dearest), budget.delta) <= budget.epsilon
+@given(rounds=rounds_played, worth=st.floats(0.1, 10.0), exposures=st.integers(1, 4))
+def test_whatever_is_overheard_and_read_keeps_within_the_budget(rounds: Any, worth: float, exposures: int) -> None:
+    assert overheard_at_most(rounds, worth, exposures, OverheardFilter) <= 1 + 1e-12
 
 
 @unhurried
@@ -141,6 +161,25 @@ def test_the_orders_of_a_renyi_filter_share_one_delta(budget: Any) -> None:
 
 
 # Deliberately wrong twins.
+
+
+class HearsOnly(OverheardFilter):
+    """Forgets that models are read as well."""
+
+    def affords_model(self, mu_squared: float) -> bool:
+        return True
+
+    def pay_model(self, mu_squared: float) -> None:
+        super().pay_model(0.0)
+
+
+def test_who_forgets_the_models_is_found_out() -> None:
+    def overdrawn(case: Any) -> bool:
+        rounds, worth, exposures = case
+        return overheard_at_most(rounds, worth, exposures, HearsOnly) > 1 + 1e-12
+
+    cases = st.tuples(rounds_played, st.floats(0.1, 10.0), st.integers(1, 4))
+    find(cases, overdrawn, settings=settings(deadline=None, phases=[Phase.generate], database=None))
 
 
 class LooksBeforeItAdds(PlainFilter):

@@ -70,6 +70,15 @@ def test_a_promise_that_is_true_already_stays_as_it_is(system: PrivateSystem) ->
     assert at_true_epsilon(system, SIZES, 8.0, Streams(1)) is system
 
 
+def test_of_a_promise_to_eavesdroppers_readers_are_told_less() -> None:
+    system = NbAFL(rounds=6, exposures=2, cohort=3)
+    assert at_true_epsilon(system, SIZES, 8.0, Streams(1), observer="uplink") is system
+    assert rehearse(system, SIZES, Streams(1)).observers["released"].epsilon < 7.5
+    fair = at_true_epsilon(system, SIZES, 8.0, Streams(1), observer="released")
+    assert rehearse(fair, SIZES, Streams(1)).observers["released"].epsilon == pytest.approx(8.0, rel=1e-3)
+    assert fair.epsilon > 8.0  # type: ignore[operator]
+
+
 def test_an_epsilon_that_no_claim_can_reach_is_refused() -> None:
     system = DPSGDFedAvg(sampling_rate=0.2, noise_multiplier=1.5, rounds=2, calibration="paper")  # two steps at most
     with pytest.raises(BadInput, match=r"^epsilon must be one that dpsgd-fedavg can really spend, was 50"):

@@ -411,20 +411,34 @@ class Books:
         query = f"SELECT DISTINCT client FROM charges WHERE release IS NULL AND run IN {_numbers(runs)}"
         return {client for (client,) in self._all(query)}
 
-    def spent(self, *runs: BookedRun, exposures: int | None = None) -> dict[int, Counter[Mechanism]]:
-        """Return what each client let out, all plain Gaussian releases as one; or its dearest few uploads alone.
-
-        Uploads are compared by their noise. Where a client mixed noise, sampling rates or numbers of releases, no
-        upload is dearer than another for certain, and all of them count.
-        """
+    def spent(self, *runs: BookedRun) -> dict[int, Counter[Mechanism]]:
+        """Return what each client let out, all plain Gaussian releases as one."""
         charged = f"FROM charges JOIN releases ON releases.id = charges.release WHERE run IN {_numbers(runs)}"
-        if exposures is None:
-            return self._by_client(f"SELECT client, noise, sampling_rate, multiplier, count {charged}")
-        placed = f"""SELECT client, noise, sampling_rate, multiplier, count,
-                     ROW_NUMBER() OVER (PARTITION BY client ORDER BY multiplier, count DESC) AS place {charged}"""
-        kind = "noise || ' ' || sampling_rate || ' ' || count"
-        mixed = f"SELECT client {charged} GROUP BY client HAVING COUNT(DISTINCT {kind}) > 1"
-        return self._by_client(f"SELECT * FROM ({placed}) WHERE place <= {int(exposures)} OR client IN ({mixed})")
+        return self._by_client(f"SELECT client, noise, sampling_rate, multiplier, count {charged}")
+
+    def overheard(self, run: BookedRun, exposures: int) -> dict[int, Counter[Mechanism]]:
+        """Return what each client let out to somebody who hears a few of its uploads and reads every model.
+
+        An upload that is heard costs its own price, any other what the model tells of it: nothing where it was lost.
+        Heard are those that cost most beyond the model's price. Where models tell as much as uploads, and of a client
+        whose noise was not always plain Gaussian, so that no upload is dearer than another for certain, all count.
+        """
+        everything, told = self.spent(run), self._told(run)
+        if told is None:
+            return everything
+        charged, of_run = "charges c JOIN releases r ON r.id = c.release", f"WHERE c.run = {run.id}"
+        priced = f"""SELECT c.client AS client, r.count * (1 / r.multiplier) * (1 / r.multiplier) AS upload,
+                            COALESCE((1 / t.multiplier) * (1 / t.multiplier), 0.0) AS model
+                     FROM {charged} LEFT JOIN ({told}) t ON t.charge = c.id {of_run}"""
+        # A difference of two infinite prices is NULL.
+        placed = f"""SELECT client, upload, MIN(model, upload) AS model, ROW_NUMBER() OVER
+                     (PARTITION BY client ORDER BY COALESCE(upload - model, 9e999) DESC) AS place FROM ({priced})"""
+        other = f"SELECT client FROM {charged} {of_run} AND NOT (noise = 'gaussian' AND sampling_rate = 1)"
+        rows = self._all(
+            f"SELECT client, SUM(CASE WHEN place <= {int(exposures)} THEN upload ELSE model END) FROM ({placed})"
+            f" WHERE client NOT IN ({other}) GROUP BY client"
+        )
+        return everything | {client: Counter({_plain(mu_squared): 1}) for client, mu_squared in rows}
 
     def released(self, run: BookedRun) -> dict[int, Counter[Mechanism]] | None:
         """Return what each client let out through the models that were sent out, or None where only uploads tell.
@@ -432,6 +446,11 @@ class Books:
         A broadcast shows Σ p_j·(update_j + noise_j) + the server's noise: client i moves it by p_i·Δ_i, under
         Gaussian noise of variance Σ p_j²σ_j² + σ_D². That holds where each upload is a sum with Gaussian noise on it.
         """
+        told = self._told(run)
+        return None if told is None else self._by_client(told)
+
+    def _told(self, run: BookedRun) -> str | None:
+        """Ask for what a model tells of each charged upload in it: a table as `_by_client` sums it, with the charge."""
         joined = f"""FROM charges c JOIN aggregates a ON a.charge = c.id JOIN broadcasts b USING (run, round)
                      LEFT JOIN releases r ON r.id = c.release WHERE c.run = {run.id}"""
         if self._one(f"SELECT COUNT(*) {joined} AND r.noise_std IS NULL")[0]:
@@ -439,14 +458,11 @@ class Books:
         total = f"""SELECT round, SUM(weight * r.noise_std * weight * r.noise_std) + MAX(b.noise_std * b.noise_std)
                            AS variance {joined} GROUP BY round"""
         # Multipliers are rounded down to six digits: rounds that differ by rounding alone are counted together.
-        moved = f"""SELECT client, noise, sampling_rate, squared, count, variance FROM (
-                      SELECT client, noise, sampling_rate, count, c.round AS round,
-                             weight * r.sensitivity * weight * r.sensitivity AS squared {joined} AND weight != 0
-                    ) JOIN ({total}) USING (round)"""
-        self._sql.create_function("multiplier", 2, _multiplier, deterministic=True)
-        return self._by_client(
-            f"SELECT client, noise, sampling_rate, multiplier(variance, squared) AS multiplier, count FROM ({moved})"
-        )
+        moved = f"""SELECT c.id AS charge, client, noise, sampling_rate, count, c.round AS round,
+                           weight * r.sensitivity * weight * r.sensitivity AS squared {joined} AND weight != 0"""
+        self._sql.create_function("multiplier", 2, told_multiplier, deterministic=True)
+        return f"""SELECT charge, client, noise, sampling_rate, multiplier(variance, squared) AS multiplier, count
+                   FROM ({moved}) JOIN ({total}) USING (round)"""
 
     def _by_client(self, charges: str) -> dict[int, Counter[Mechanism]]:
         """Sum a table of (client, noise, sampling_rate, multiplier, count)."""
@@ -455,7 +471,7 @@ class Books:
         for client, mu_squared in self._all(
             f"SELECT client, SUM(count * (1 / multiplier) * (1 / multiplier)) FROM ({charges}) WHERE {plain} GROUP BY 1"
         ):
-            found[client][Mechanism("gaussian", max(1 / math.sqrt(mu_squared), _NO_NOISE))] += 1
+            found[client][_plain(mu_squared)] += 1
         for client, noise, rate, multiplier, count in self._all(
             f"SELECT client, noise, sampling_rate, multiplier, SUM(count) FROM ({charges}) WHERE NOT ({plain})"
             " GROUP BY 1, 2, 3, 4"
@@ -474,7 +490,12 @@ def _numbers(runs: Sequence[BookedRun]) -> str:
     return f"({', '.join(str(run.id) for run in runs)})"
 
 
-def _multiplier(variance: float, squared: float) -> float:
+def _plain(mu_squared: float) -> Mechanism:
+    return Mechanism("gaussian", max(1 / math.sqrt(mu_squared), _NO_NOISE))
+
+
+def told_multiplier(variance: float, squared: float) -> float:
+    """Return the noise of a model in units of how far a client moves it, rounded down at the sixth digit."""
     return max(float(f"{math.sqrt(variance / squared) * (1 - 1e-6):.6e}"), _NO_NOISE)
 
 

@@ -9,8 +9,8 @@ from dpfl.orders import UNPAID, Neighbours, Question, Unit
 
 Calibration = Literal["tight", "paper"]
 
-# The server sees every upload and who sent it. The uplink shows an eavesdropper a few uploads of a client. Released are
-# the broadcast models, to readers who collude with no client.
+# The server sees every upload and who sent it. The uplink shows an eavesdropper a few uploads of a client, and all that
+# readers see. Released are the broadcast models, to readers who collude with no client. Each sees more than the next.
 Observer = Literal["server", "uplink", "released"]
 
 

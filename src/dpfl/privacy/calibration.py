@@ -1,18 +1,17 @@
 """From budgets to noise, exactly: the least noise for which the promise is true against the observer it names.
 
-Against the server every release of a client counts, and `releases` is what the client will really answer. Against an
-eavesdropper on at most L uploads pass min(L, replies). Against readers of the released models the others' noise helps:
-`shared_noise` says how much less each client needs, and `downlink_noise_std` what the server has to add.
+Against the server every release of a client counts, and `releases` is what the client will really answer. Against
+readers of the released models the others' noise helps: `shared_noise` says how much less each client needs. Against an
+eavesdropper, who reads the models and overhears a few uploads too, `overheard_noise_stds` has every client's noise.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from dpfl.errors import BadInput
 from dpfl.orders import GRID_SHARE
@@ -25,6 +24,8 @@ from dpfl.privacy.gaussian_dp import mu_of
 # The ledger counts what rounding to a grid adds to a sensitivity, and adds up one charge a round in floating point:
 # with this much extra noise the sum stays below the budget.
 _ROUNDING = GRID_SHARE + 1e-9
+
+Cohort = tuple[int, ...]
 
 
 def noise_multipliers(
@@ -127,58 +128,43 @@ def shared_noise(noise_stds: Sequence[float], weights: Sequence[float]) -> float
     return max(shares) / math.hypot(*shares) * (1 + _ROUNDING)
 
 
-def downlink_noise_std(
-    *,
-    sensitivities: Sequence[float],
-    weights: Sequence[float],
-    noise_stds: Sequence[float],
-    releases: Sequence[int],
-    budgets: Sequence[Budget],
-) -> float:
-    """Return the least noise that the server must add to each broadcast model for readers of the models alone.
-
-    Client i moves a model by p_iΔ_i, under the variance Σ_j p_j²σ_j² + σ_D² of all clients' noise and the server's;
-    over its releases that must not cost more than its budget. 0 where the clients' own noise suffices.
-    """
-    needed = gaussian_noise_stds(
-        [p * bound for p, bound in zip(weights, sensitivities, strict=True)], releases, budgets
-    )
-    own = math.hypot(*(p * std for p, std in zip(weights, noise_stds, strict=True)))
-    return math.sqrt(max(0.0, (max(needed) * (1 + _BOOKS_ROUNDING)) ** 2 - own**2))
-
-
 _BOOKS_ROUNDING = 2e-6  # the books round the noise of a model down at the sixth digit
 
 
-def cohort_downlink_noise_std(
-    *,
-    sensitivities: Sequence[float],
-    noise_stds: Sequence[float],
-    cohorts: Sequence[Sequence[int]],
-    budgets: Sequence[Budget],
-) -> float:
-    """Return the same where a few clients take part in a round, weighed alike, and it is known who and when.
+def overheard_noise_stds(
+    *, sensitivities: Sequence[float], exposures: int, cohorts: Mapping[Cohort, int], budgets: Sequence[Budget]
+) -> list[float]:
+    """Return each client's least noise against who overhears L of its uploads and reads all models, weighed alike.
 
-    The least σ_D with Σ_t (Δ_i/K_t)²/(Σ_j σ_j²/K_t² + σ_D²) ≤ μ_i², over the rounds t of each client i.
+    cohorts: how often each set of clients takes part together. A model that is sent out tells of client i's upload the
+    part s_i = σ_i²/Σ_j σ_j² of what the upload itself tells, (Δ_i/σ_i)², where j runs over its cohort. So the whole
+    costs (Δ_i/σ_i)²·(L + Σ s_i), the sum over the rounds but the L in which s_i is least: hearing those brings most.
+    Set to μ_i² that is σ_i² = (Δ_i/μ_i)²·(L + Σ s_i), whose right side depends on ratios of variances alone. It is
+    iterated, and at the end all variances are scaled alike, by what the dearest client still overspends.
     """
-    bounds, stds = np.asarray(sensitivities, float), np.asarray(noise_stds, float)
+    alone = np.square(gaussian_noise_stds(sensitivities, [1] * len(budgets), budgets))  # (Δ_i/μ_i)²
     sizes = np.array([len(cohort) for cohort in cohorts])
     clients = np.concatenate([np.asarray(cohort, int) for cohort in cohorts])
-    own = np.array([np.sum(stds[list(cohort)] ** 2) / len(cohort) ** 2 if cohort else 0.0 for cohort in cohorts])
-    moved, own = (bounds[clients] / np.repeat(sizes, sizes)) ** 2, np.repeat(own, sizes)
-    worth = mu_of([budget.epsilon for budget in budgets], [budget.delta for budget in budgets]) ** 2
+    kinds, times = np.repeat(np.arange(len(sizes)), sizes), np.repeat(np.array(list(cohorts.values())), sizes)
 
-    def excess(log_variance: float) -> float:
-        """Compare the dearest client's cost with its budget on a log scale; negative is within."""
-        cost = np.bincount(clients, moved / (own + math.exp(log_variance)), len(bounds)) * (1 + _BOOKS_ROUNDING) ** 2
-        return float(np.log(np.max(cost / worth)))
+    def needed(variances: NDArray[np.float64]) -> NDArray[np.float64]:
+        share = variances[clients] / np.bincount(kinds, variances[clients])[kinds]
+        order = np.lexsort((share, clients))
+        client, told, count = clients[order], share[order], times[order]
+        before = np.cumsum(count) - count
+        before -= before[np.searchsorted(client, client)]  # of the same client
+        heard = np.clip(exposures - before, 0, count)
+        uploads = np.bincount(client, heard + (count - heard) * told, len(alone))
+        return alone * np.maximum(uploads, 1.0)  # of those who never take part, as if they did once
 
-    if excess(-math.inf) <= 0:
-        return 0.0
-    high = math.log(float(np.max(own)))
-    while excess(high) > 0:
-        high += 2
-    low = high - 2
-    while excess(low) <= 0:
-        low -= 2
-    return math.exp(brentq(excess, low, high, xtol=1e-9) / 2) * (1 + _ROUNDING)
+    variances = alone
+    for _ in range(_MOST_TURNS):
+        wanted = needed(variances)
+        if np.allclose(wanted, variances, rtol=1e-8, atol=0):
+            break
+        variances = wanted
+    excess = np.max(needed(variances) / variances)
+    return [float(std) * (1 + _BOOKS_ROUNDING) for std in np.sqrt(variances * excess)]
+
+
+_MOST_TURNS = 2000  # it converges geometrically, and is scaled to the safe side wherever it stops

@@ -145,10 +145,10 @@ def views_of(books: Books, run: BookedRun, promise: Promise) -> dict[Observer, V
 
     uploads = books.spent(run)
     views: dict[Observer, View] = {"server": complete(uploads)}
-    if promise.exposures is not None:
-        views["uplink"] = complete(books.spent(run, exposures=promise.exposures))
     # Where models tell less than uploads only by an argument that does not hold here, they tell no more.
     follows = bool(promise.uncounted) or run.facts.get("follows_uploads", False)
+    if promise.exposures is not None:
+        views["uplink"] = complete(uploads if follows else books.overheard(run, promise.exposures))
     released = None if follows else books.released(run)
     views["released"] = complete(uploads if released is None else released)
     return views
@@ -156,7 +156,7 @@ def views_of(books: Books, run: BookedRun, promise: Promise) -> dict[Observer, V
 
 def _priced(observer: Observer, view: View, promise: Promise, filtered: bool) -> list[float]:
     """Return each client's ε. What was decided along the way is covered by its filter: as much as that lets pass."""
-    held = "server" in promise.against or (observer == "uplink" and "uplink" in promise.against)
+    held = "server" in promise.against or ("uplink" in promise.against and observer != "server")  # who reads hears less
     if filtered and held:
         adaptive = promise.noise == "adaptive"
         return [limit(seen, budget, adaptive=adaptive) for budget, seen in zip(promise.budgets, view, strict=True)]

@@ -12,6 +12,7 @@ A filter is fixed by the first release it sees, before anything private is known
   Zrnic, 2021). Which order is the last one may depend on what was released, so each order holds its own share of δ.
 """
 
+import heapq
 import math
 from dataclasses import replace
 from functools import lru_cache
@@ -130,29 +131,51 @@ class RenyiFilter:
 
 
 class OverheardFilter:
-    """For an eavesdropper on at most L uploads: any L stay within the budget where L like the least noised one do.
+    """For an eavesdropper who hears at most L uploads and reads every model, in μ².
 
-    That holds in one currency, so all uploads must be of one kind and differ in the size of their noise at most.
+    An upload that is heard costs its own price, one that is not heard what the model tells of it, and the L for which
+    that is most apart count as heard. What a model tells is known when it is about to be sent out, and not when uploads
+    are charged. So both are asked for: an upload leaves where it could still be heard, a model where it could be read.
+    The sum is that of the dearest choice at every time, so that it holds for who chooses as he listens.
     """
 
-    def __init__(self, whole: Filter, exposures: int) -> None:
-        """Take a filter of the whole budget, which will not be paid from."""
-        self.whole, self.exposures = whole, exposures
-        self._kind: tuple[Mechanism, int] | None = None
+    def __init__(self, mu_squared: float, exposures: int) -> None:
+        """Take what the budget is worth, and L."""
+        self.mu_squared, self.exposures = mu_squared, exposures
+        self._read = 0.0  # what all models told
+        self._apart: list[float] = []  # the L largest differences of an upload's price from its model's
+        self._last = 0.0  # the price of the last upload, of which no model has told
 
     def affords(self, mechanism: Mechanism, count: int) -> bool:
-        """Ask for L uploads like this one; refuse one of another kind."""
-        kind = (replace(mechanism, multiplier=1.0), count)
-        self._kind = self._kind or kind
-        if kind != self._kind:
+        """Ask for an upload that is heard; refuse one that is no plain sum, which no model hides among others."""
+        if count != 1 or mechanism.noise != "gaussian" or not mechanism.plain:
             raise BadInput(
-                "uploads that may be overheard must be all of one kind (noise, sampling rate, number of releases), but"
-                f" {_described(mechanism)}, {count} a round, is not that of the first; promise against the server"
+                "uploads that may be overheard must be plain sums with Gaussian noise on them, which models hide among"
+                f" others, but {_described(mechanism)}, {count} a round, is not; promise against the server"
             )
-        return self.whole.affords(mechanism, self.exposures * count)
+        return self._fits(self._read, self._last, mechanism.mu_squared)
 
     def pay(self, mechanism: Mechanism, count: int) -> None:
-        """Keep no count: which uploads will be overheard is not known."""
+        """Take the upload for one that is heard, until a model tells of it."""
+        self._settle(0.0)
+        self._last = mechanism.mu_squared
+
+    def affords_model(self, mu_squared: float) -> bool:
+        """Say whether a model may be sent out that tells so much of the last upload."""
+        told = min(mu_squared, self._last)
+        return self._fits(self._read + told, self._last - told)
+
+    def pay_model(self, mu_squared: float) -> None:
+        """Add what a model told."""
+        self._settle(min(mu_squared, self._last))
+
+    def _settle(self, told: float) -> None:
+        self._read += told
+        self._apart = heapq.nlargest(self.exposures, [*self._apart, self._last - told])
+        self._last = 0.0
+
+    def _fits(self, read: float, *apart: float) -> bool:
+        return read + math.fsum(heapq.nlargest(self.exposures, [*self._apart, *apart])) <= self.mu_squared
 
 
 class Unlimited:

@@ -5,6 +5,7 @@ on disk (`books`) before the first of its uploads can exist; a privacy filter (`
 run and, where the owner of the books granted a limit, over all runs. What cannot be priced is refused, never ignored.
 """
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from dpfl.errors import BadInput, BudgetRefused
 from dpfl.orders import GRID_SHARE, Gaussian, Neighbours, Norm, Order, Poisson, Unit, sensitivity
 from dpfl.privacy.accounting import Mechanism
 from dpfl.privacy.allowed import Allowed, to_plain
-from dpfl.privacy.books import FAST, BookedRun, Books, Release
+from dpfl.privacy.books import FAST, BookedRun, Books, Release, told_multiplier
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.filters import CountFilter, Filter, OverheardFilter, PlainFilter, RenyiFilter, Unlimited
 from dpfl.privacy.gaussian_dp import mu_of
@@ -82,6 +83,7 @@ class Ledger:
             self.books.require_whole()
             self.books.require_known(self._people)
         self._filters: dict[int, Filter] = {}
+        self._overheard: dict[int, OverheardFilter] = {}  # those of them that models are charged to as well
         self._lifetime = Lifetime(self.books, promise, self.sizes, real=not (seeded or noise_source == FAST))
         self._facts: dict[str, Any] = {
             "system": system, "config": config, "seeded": seeded, "versions": dict(versions or {})
@@ -90,8 +92,10 @@ class Ledger:
         self._facts |= {"follows_uploads": True} if follows_uploads else {}
         self._facts |= {} if allowed is None else {"allowed": to_plain(allowed)}
         self._facts |= {"sharing": sharing if recognise is None else "recognised"}
+        self._follows_uploads = follows_uploads
         self._round = 0
         self._charges: dict[int, int] = {}  # the numbers of the last round's
+        self._paid: Mapping[int, Release | None] = {}  # what they were for
         self._number_of = lru_cache(maxsize=4096)(self.books.add_release)
 
     @cached_property
@@ -126,7 +130,7 @@ class Ledger:
         except BaseException:
             self._number_of.cache_clear()  # what was rolled back has no number
             raise
-        self._round += 1
+        self._round, self._paid = self._round + 1, paid
         for client, release in paid.items():
             if client in self._filters and release is not None:
                 self._filters[client].pay(release.mechanism, release.count)
@@ -189,9 +193,37 @@ class Ledger:
         """Note how the uploads of the round just charged went into the model that everybody will see.
 
         noise_std: of the Gaussian noise that the server added to it, on every coordinate.
+
+        Raises BudgetRefused where the model, after what may have been overheard, would tell more than was promised.
         """
+        told = self._told(weights, noise_std) if self._overheard else {}
+        for client, mu_squared in told.items():
+            if not self._overheard[client].affords_model(mu_squared):
+                raise BudgetRefused(
+                    f"the model after round {self._round} must tell no more of client {client} than its budget allows"
+                    " beside what may have been overheard, but would have, and is not sent out; order more noise, or"
+                    " let the server add some"
+                )
         counted = {self._charges[client]: weight for client, weight in weights.items()}
         self.books.add_broadcast(self.run, self._round, counted, noise_std)
+        for client, mu_squared in told.items():
+            self._overheard[client].pay_model(mu_squared)
+
+    def _told(self, weights: Mapping[int, float], noise_std: float) -> dict[int, float]:
+        """Return what a model tells of each upload in it, in μ²: a move of p_iΔ_i under Σ p_j²σ_j² + σ_D²."""
+        stds, moves = {}, {}
+        for client, weight in weights.items():
+            release = self._paid[client]  # a plain sum, or it would not have been paid
+            assert release is not None
+            assert release.noise_std is not None
+            assert release.sensitivity is not None
+            if weight != 0:
+                stds[client], moves[client] = weight * release.noise_std, weight * release.sensitivity
+        variance = noise_std**2 + math.fsum(std**2 for std in stds.values())
+        return {
+            client: Mechanism("gaussian", told_multiplier(variance, move**2)).mu_squared
+            for client, move in moves.items()
+        }
 
     def _releases(self, orders: Mapping[int, Order]) -> dict[int, Release | None]:
         """Derive what each client would let out, once for all that share an order and a number of records."""
@@ -217,15 +249,13 @@ class Ledger:
         assert self.promise is not None
         if self.promise.calibration == "paper":
             return Unlimited()  # the client agreed to a paper's formula: its true price is recorded, not limited
+        if "server" not in self.promise.against and self.promise.exposures is not None and not self._follows_uploads:
+            self._overheard[client] = OverheardFilter(self._worth[client], self.promise.exposures)
+            return self._overheard[client]
         budget, adaptive = self.promise.budgets[client], self.promise.noise == "adaptive"
-        whole: Filter
         if first.plain and (first.noise == "gaussian" or adaptive or budget.delta == 0):
-            whole = PlainFilter(budget, self._worth[client])
-        else:
-            whole = RenyiFilter(budget, first) if adaptive else CountFilter(budget, first)
-        if "server" in self.promise.against or self.promise.exposures is None:
-            return whole
-        return OverheardFilter(whole, self.promise.exposures)
+            return PlainFilter(budget, self._worth[client])
+        return RenyiFilter(budget, first) if adaptive else CountFilter(budget, first)
 
     @cached_property
     def _worth(self) -> list[float]:

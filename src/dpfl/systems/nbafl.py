@@ -1,14 +1,28 @@
-"""NbAFL: noise before aggregation on the uplink, and on the downlink where it is needed (Wei et al., nbafl).
+"""NbAFL: noise before aggregation on the uplink, and on the downlink in the paper (Wei et al., nbafl).
 
 Clients pull their local training towards the broadcast model and clip what they end with; whoever overhears at most L
-of a client's uploads, and whoever reads all broadcast models, shall learn at most (ε, δ). The server itself is trusted.
+of a client's uploads and reads all broadcast models shall learn at most (ε, δ). The server itself is trusted.
 
 The paper clips the parameters and claims a sensitivity of 2C/m; what that clip proves is 2C. With `clipping="record"`,
 the default of tight calibration, each record's gradient is clipped in the local steps instead: for a single step a
 bound of 2ηC/n_i is proved, which is what the paper had in mind.
+
+An upload that is overheard was computed at a model that has moved by all the others. So its price is added to that of
+the models (`Books.overheard`): L·Δ_i²/σ_i² + Σ p_i²Δ_i²/V_t ≤ μ_i², the sum over the rounds t that nobody overheard and
+V_t = Σ_j p_j²σ_j² + σ_D² the noise in a model. Tight noise keeps that with the least V:
+
+- The server adds none. Let it give its σ_D² up and each client of the round add σ_D²/(K p_j²) instead: V_t stays what
+  it was, the models tell the same, and uploads tell less. So σ_D = 0 costs nothing at any V, whatever the cohorts.
+- All clients in every round: σ_i² ≥ s_i(V) = LΔ_i²/(μ_i² − (R − L)p_i²Δ_i²/V), which falls with V. With σ_D = 0 the
+  variances must make V = Σ p_j²σ_j² ≥ Σ p_j²s_j(V), which holds from one V* on, where it is an equation: the least V
+  has σ_i² = s_i(V*), and every client spends its budget. For equal clients σ² = (Δ/μ)²·(L + (R − L)/N).
+- K at random, known in advance: costs are convex in the variances and the mean of V_t is linear. Where every client
+  spends its budget at the least, that is again one fixed point (`overheard_noise_stds`); it was never found to be more
+  than 0.03 % above what a search for the least finds.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -18,7 +32,7 @@ from torch import Tensor
 from dpfl.errors import BadInput, require_count, require_not_negative
 from dpfl.orders import Gaussian, ModelClip, Order, RecordClip
 from dpfl.privacy.budget import Promise
-from dpfl.privacy.calibration import cohort_downlink_noise_std, downlink_noise_std, gaussian_noise_stds
+from dpfl.privacy.calibration import overheard_noise_stds
 from dpfl.privacy.paper_formulas import nbafl_cautions, nbafl_downlink_noise_std, nbafl_uplink_noise_std
 from dpfl.systems.system import Feedback, PrivateSystem, Problem, State
 from dpfl.systems.udp import record_sensitivity
@@ -86,7 +100,8 @@ class NbAFL(PrivateSystem[NbAFLState]):
 
     def begin(self, problem: Problem, model: Tensor, feedback: Feedback) -> NbAFLState:
         """Choose the noise on both ways for the whole training."""
-        uplink, downlink = self._papers_noise(problem) if self.calibration == "paper" else self._true_noise(problem)
+        paper = self.calibration == "paper"
+        uplink, downlink = self._papers_noise(problem) if paper else (self._true_noise(problem), 0.0)
         return NbAFLState(
             problem=problem, model=model, rounds=self.rounds, uplink_stds=tuple(uplink), downlink_std=downlink
         )
@@ -100,7 +115,7 @@ class NbAFL(PrivateSystem[NbAFLState]):
         return dict.fromkeys(answered, 1 / len(state.cohort))
 
     def downlink(self, state: NbAFLState, answered: Sequence[int]) -> Gaussian | None:
-        """Add the server's own noise where that of the clients does not suffice, and for those who stayed away."""
+        """Add what the paper's formula says, and in tight calibration the noise of those who stayed away."""
         variance = state.downlink_std**2
         if self.calibration == "tight":  # what the others were promised counts on everybody's noise
             away = set(state.cohort) - set(answered)
@@ -133,18 +148,13 @@ class NbAFL(PrivateSystem[NbAFLState]):
         )  # fmt: skip
         return uplink, downlink
 
-    def _true_noise(self, problem: Problem) -> tuple[list[float], float]:
-        clients, order = len(problem.sizes), self._order(None)
-        granted = self.budgets(clients)
-        bounds = [record_sensitivity(order, records) for records in problem.sizes]
-        uplink = gaussian_noise_stds(bounds, [self.exposures] * clients, granted)
-        if self.cohort is None or self.cohort == clients:
-            return uplink, downlink_noise_std(
-                sensitivities=bounds, weights=[1 / clients] * clients, noise_stds=uplink,
-                releases=[self.rounds] * clients, budgets=granted,
-            )  # fmt: skip
-        # The server draws all cohorts itself, so its noise can be exact for those that will be.
-        cohorts = [problem.schedule.cohort(round) for round in range(1, self.rounds + 1)]
-        return uplink, cohort_downlink_noise_std(
-            sensitivities=bounds, noise_stds=uplink, cohorts=cohorts, budgets=granted
-        )
+    def _true_noise(self, problem: Problem) -> list[float]:
+        everyone, order = tuple(range(len(problem.sizes))), self._order(None)
+        if self.cohort is None or self.cohort == len(everyone):
+            cohorts = Counter({everyone: self.rounds})
+        else:  # the server draws all cohorts itself, so the noise can be exact for those that will be
+            cohorts = Counter(problem.schedule.cohort(round) for round in range(1, self.rounds + 1))
+        return overheard_noise_stds(
+            sensitivities=[record_sensitivity(order, records) for records in problem.sizes],
+            exposures=self.exposures, cohorts=cohorts, budgets=self.budgets(len(everyone)),
+        )  # fmt: skip

@@ -270,10 +270,11 @@ def test_noise_is_told_of_those_who_are_asked_and_of_the_server() -> None:
     assert plain["least_std"] == min(found.noise.stds.values())
     assert plain["most_std"] == max(found.noise.stds.values())
     assert set(plain["clients"]) == {"0", "1", "2", "3"}
-    # Twelve rounds are more than √6: the server has to add noise of its own.
-    loud = planned("nbafl", proximal=20.0, rounds=12, fixed=("rounds", "cohort"))
-    assert loud.noise.downlink > 0
-    assert planned("nbafl", proximal=20.0, rounds=2, fixed=("rounds", "cohort")).noise.downlink == 0
+    # Twelve rounds are more than √6: by the paper's formula the server has to add noise of its own, in truth never.
+    loud = {"proximal": 20.0, "fixed": ("rounds", "cohort")}
+    assert planned("nbafl", **loud, rounds=12, calibration="paper").noise.downlink > 0
+    assert planned("nbafl", **loud, rounds=2, calibration="paper").noise.downlink == 0
+    assert planned("nbafl", **loud, rounds=12).noise.downlink == 0
 
 
 # (e) The certificate that a run will get.

@@ -7,9 +7,11 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dpfl.errors import BadInput
@@ -85,7 +87,7 @@ def test_a_file_that_is_closed_and_opened_again_tells_the_same(tmp_path: Path) -
         return [
             runs, books.grants(), books.last_charge(), [books.rounds(run) for run in runs],
             [books.replies(run) for run in runs], books.replies(*runs), books.unprotected(*runs), books.spent(*runs),
-            [books.spent(run) for run in runs], [books.spent(run, exposures=1) for run in runs],
+            [books.spent(run) for run in runs], [books.overheard(run, 1) for run in runs],
             [books.released(run) for run in runs], books.charges_of_others(runs[0], 0), books.run(runs[1].name),
         ]  # fmt: skip
 
@@ -202,42 +204,6 @@ def test_a_sum_beyond_all_numbers_stays_beyond_all_numbers(books: Books) -> None
     assert mu_squared(books.spent(run)[0]) == math.inf
 
 
-def test_an_eavesdropper_hears_the_dearest_uploads(books: Books) -> None:
-    # Client 0 used multipliers 4, 1, 2, 2: μ² is 1 in one upload, 1 + 1/4 in two, 1 + 1/4 + 1/4 in three.
-    run = books.open_run(FACTS)
-    for round, multiplier in enumerate([4.0, 1.0, 2.0, 2.0]):
-        charge(books, run, round, {0: gaussian(multiplier), 1: gaussian(8.0)})
-    heard = {count: books.spent(run, exposures=count) for count in (1, 2, 3, 4, 100)}
-    assert [mu_squared(heard[count][0]) for count in heard] == pytest.approx([1.0, 1.25, 1.5, 1.5625, 1.5625])
-    assert mu_squared(heard[2][1]) == pytest.approx(2 / 64)
-
-
-def test_an_eavesdropper_hears_sampled_uploads_with_all_their_steps(books: Books) -> None:
-    run = books.open_run(FACTS)
-    for round in range(4):
-        charge(books, run, round, {0: SAMPLED})
-    assert books.spent(run, exposures=3) == {0: {SAMPLED.mechanism: 15}}
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        LAPLACE,
-        Release(Mechanism("gaussian", 1.1, 0.016), 5),
-        Release(Mechanism("gaussian", 1.1, 0.015), 6),
-        Release(Mechanism("gaussian", 1.1), 5),
-    ],
-)
-def test_where_a_client_mixed_its_noise_everything_is_heard(other: Release, books: Books) -> None:
-    # Which of two kinds is dearer depends on δ and on the rest, so none is left out; client 1 mixed nothing.
-    run = books.open_run(FACTS)
-    for round, release in enumerate([SAMPLED, other, SAMPLED]):
-        charge(books, run, round, {0: release, 1: SAMPLED})
-    heard = books.spent(run, exposures=1)
-    assert heard[0] == books.spent(run)[0]
-    assert heard[1] == {SAMPLED.mechanism: 5}
-
-
 # What released models tell.
 
 
@@ -328,6 +294,107 @@ def test_a_run_that_sent_nothing_out_released_nothing(books: Books) -> None:
     run = books.open_run(FACTS)
     charge(books, run, 1, {0: PLAIN})
     assert books.released(run) == {}
+
+
+# What an eavesdropper hears and reads.
+
+
+def overheard(books: Books, run: BookedRun, exposures: int) -> dict[int, float]:
+    return {client: mu_squared(seen) for client, seen in books.overheard(run, exposures).items()}
+
+
+def test_what_is_not_heard_is_read(books: Books) -> None:
+    # Two halves with noise 2 each make a variance of 2: a model tells ¼/2 = 1/8 of what an upload tells as ¼.
+    run = books.open_run(FACTS)
+    for round in range(5):
+        play(books, run, round, {0: (0.5, upload(2.0, 1.0)), 1: (0.5, upload(2.0, 1.0))})
+    for exposures in (1, 2, 5, 100):
+        heard = min(exposures, 5)
+        expected = heard / 4 + (5 - heard) / 8
+        assert overheard(books, run, exposures) == almost({0: expected, 1: expected})
+
+
+def test_heard_are_those_that_bring_most_beyond_the_model(books: Books) -> None:
+    # Alone, the model tells all of an upload: hearing the dearest brings nothing. Among others it is the cheaper one.
+    run = books.open_run(FACTS)
+    play(books, run, 1, {0: (1.0, upload(1.0, 1.0))})
+    play(books, run, 2, {0: (0.5, upload(2.0, 1.0)), 1: (0.5, upload(4.0, 1.0))})
+    assert overheard(books, run, 1) == almost({0: 1 + 1 / 4, 1: 1 / 16})
+    assert overheard(books, run, 2) == almost({0: 1 + 1 / 4, 1: 1 / 16})
+
+
+def test_an_upload_that_was_lost_may_have_been_heard(books: Books) -> None:
+    run = books.open_run(FACTS)
+    for round in (1, 2):
+        play(books, run, round, {0: (0.5, upload(2.0, 1.0)), 1: (0.5, upload(2.0, 1.0))})
+    charge(books, run, 3, {0: upload(2.0, 1.0)})  # and in no model: hearing it brings ¼, any other ¼ − 1/8
+    assert overheard(books, run, 1) == almost({0: 1 / 4 + 2 / 8, 1: 1 / 4 + 1 / 8})
+
+
+def test_where_nothing_was_sent_out_the_dearest_uploads_count(books: Books) -> None:
+    # Client 0 used multipliers 4, 1, 2, 2: μ² is 1 in one upload, 1 + 1/4 in two, 1 + 1/4 + 1/4 in three.
+    run = books.open_run(FACTS)
+    for round, multiplier in enumerate([4.0, 1.0, 2.0, 2.0]):
+        charge(books, run, round, {0: gaussian(multiplier), 1: gaussian(8.0)})
+    heard = [overheard(books, run, count) for count in (1, 2, 3, 4, 100)]
+    assert [one[0] for one in heard] == pytest.approx([1.0, 1.25, 1.5, 1.5625, 1.5625])
+    assert heard[1][1] == pytest.approx(2 / 64)
+
+
+@each("seed", range(8))
+def test_no_choice_of_uploads_is_dearer(seed: int, books: Books) -> None:
+    """Try every choice, with noise, weights and cohorts that change by round, and uploads that are lost."""
+    rng = np.random.default_rng(seed)
+    run = books.open_run(FACTS)
+    prices: dict[int, list[tuple[float, float]]] = {client: [] for client in range(4)}  # of (upload, model)
+    for round in range(6):
+        cohort = rng.choice(4, size=rng.integers(1, 5), replace=False).tolist()
+        own = rng.uniform() * rng.integers(2)
+        stds, moves = 10 ** rng.uniform(-1, 1, 4), 10 ** rng.uniform(-1, 0, 4)
+        weights = {client: float(rng.uniform()) * float(rng.integers(4) > 0) for client in cohort}
+        lost = int(rng.integers(0, 8))
+        numbers = charge(books, run, round, {client: upload(stds[client], moves[client]) for client in cohort})
+        there = {client: weight for client, weight in weights.items() if client != lost}
+        books.add_broadcast(run, round, {numbers[client]: weight for client, weight in there.items()}, own)
+        variance = own**2 + sum((weight * stds[client]) ** 2 for client, weight in there.items())
+        for client in cohort:
+            moved = there.get(client, 0.0) * moves[client]
+            prices[client].append(((moves[client] / stds[client]) ** 2, moved**2 / variance if moved else 0.0))
+    for exposures in (1, 2, 3):
+        dearest = {
+            client: max(
+                sum(one[place not in heard] for place, one in enumerate(paid))
+                for heard in combinations(range(len(paid)), min(exposures, len(paid)))
+            )
+            for client, paid in prices.items()
+            if paid
+        }
+        assert overheard(books, run, exposures) == almost(dearest)
+
+
+@pytest.mark.parametrize("other", [LAPLACE, SAMPLED, None], ids=["laplace", "several noised steps", "no noise"])
+def test_where_models_tell_what_uploads_tell_everything_is_heard(other: Release | None, books: Books) -> None:
+    run = books.open_run(FACTS)
+    for round in (1, 2):
+        play(books, run, round, {0: (0.5, upload(2.0, 1.0)), 1: (0.5, other)})
+    assert books.overheard(run, 1) == books.spent(run)
+
+
+def test_where_a_client_mixed_its_noise_everything_of_it_is_heard(books: Books) -> None:
+    # Which of two kinds is dearer depends on δ and on the rest, so none is left out; client 1 mixed nothing.
+    run = books.open_run(FACTS)
+    for round, rate in enumerate((1.0, 0.1, 0.1)):
+        play(books, run, round, {0: (0.5, upload(2.0, 1.0, rate=rate)), 1: (0.5, upload(2.0, 1.0))})
+    heard = books.overheard(run, 1)
+    assert heard[0] == books.spent(run)[0]
+    assert mu_squared(heard[1]) == pytest.approx(1 / 4 + 2 / 8, rel=5e-6)
+
+
+def test_prices_beyond_all_numbers_stay_beyond_all_numbers_when_heard(books: Books) -> None:
+    run = books.open_run(FACTS)
+    for round in (1, 2):
+        play(books, run, round, {0: (1.0, upload(1e-200, 1.0))})
+    assert mu_squared(books.overheard(run, 1)[0]) == math.inf
 
 
 # Grants.
@@ -576,12 +643,3 @@ def test_no_file_is_made_in_a_folder_that_may_not_be_written(tmp_path: Path) -> 
     with unwritable(tmp_path), pytest.raises(BadInput, match="ledger must be a file that can be used"):
         Books(tmp_path / "ledger.sqlite")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_kinds_that_read_alike_are_not_taken_for_one(books: Books) -> None:
-    # A rate of 0.1 with 12 releases and one of 0.11 with 2: run together, both would read "gaussian0.112".
-    run = books.open_run(FACTS)
-    first, second = Mechanism("gaussian", 2.0, 0.1), Mechanism("gaussian", 1.9, 0.11)
-    for round, release in enumerate((Release(first, 12), Release(second, 2))):
-        charge(books, run, round, {0: release})
-    assert books.spent(run, exposures=1)[0] == {first: 12, second: 2}

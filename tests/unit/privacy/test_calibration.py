@@ -1,16 +1,20 @@
 """From budgets to noise: the exact inverse of the ledger's price, and the papers' formulas to the letter."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize
 
 from dpfl.errors import BadInput
 from dpfl.privacy import calibration
 from dpfl.privacy.accounting import Mechanism, tight, tight_each
 from dpfl.privacy.budget import Budget, budgets
-from dpfl.privacy.calibration import downlink_noise_std, gaussian_noise_stds, noise_multipliers, shared_noise
+from dpfl.privacy.calibration import gaussian_noise_stds, noise_multipliers, overheard_noise_stds, shared_noise
 from dpfl.privacy.gaussian_dp import mu_of
 from dpfl.privacy.paper_formulas import udp_noise_std
 from grids import each
@@ -167,42 +171,85 @@ def test_shared_noise_by_hand() -> None:
     assert shared_noise([6.0, 8.0], [0.5, 0.5]) == pytest.approx(0.8, rel=1e-8)
 
 
-def downlink(stds: Sequence[float]) -> float:
-    return downlink_noise_std(
-        sensitivities=BOUNDS, weights=WEIGHTS, noise_stds=stds, releases=[ROUNDS] * 5, budgets=GRANTED
+# Against who overhears some uploads and reads the models
+
+
+def overheard_shares(
+    stds: Sequence[float], cohorts: Counter[tuple[int, ...]], exposures: int, bounds: Sequence[float] = BOUNDS
+) -> list[float]:
+    """Price every client by hand, trying every choice of what is heard, as a share of what it granted in μ²."""
+    shares = []
+    for client, (std, bound, worth) in enumerate(zip(stds, bounds, WORTHS, strict=True)):
+        told = [
+            bound**2 / sum(stds[other] ** 2 for other in cohort) for cohort in cohorts.elements() if client in cohort
+        ]
+        choices = combinations(range(len(told)), min(exposures, len(told)))
+        costs = [
+            sum((bound / std) ** 2 if round in heard else one for round, one in enumerate(told)) for heard in choices
+        ]
+        shares.append(max(costs) / worth)
+    return shares
+
+
+WORTHS = [float(mu_of(budget.epsilon, budget.delta)) ** 2 for budget in GRANTED]
+EVERYONE = tuple(range(5))
+COHORTS = {
+    "all": Counter({EVERYONE: 12}),
+    "pairs": Counter({(0, 1): 3, (1, 2): 2, (2, 3): 1, (3, 4): 4, (0, 4): 2}),
+    "mixed": Counter({(0, 1, 2): 3, (3, 4): 2, (4,): 1, EVERYONE: 2}),
+}
+
+
+@each("name", list(COHORTS))
+@each("exposures", [1, 2, 4])
+def test_what_is_overheard_and_read_costs_every_budget_and_no_more(name: str, exposures: int) -> None:
+    cohorts = COHORTS[name]
+    stds = overheard_noise_stds(sensitivities=BOUNDS, exposures=exposures, cohorts=cohorts, budgets=GRANTED)
+    shares = overheard_shares(stds, cohorts, exposures)
+    assert max(shares) <= 1
+    assert max(shares) >= 1 - 1e-5
+    if name == "all":
+        assert min(shares) >= 1 - 1e-5  # none adds more than it has to
+
+
+def test_no_other_noise_is_less_in_the_models() -> None:
+    """Search for less: a convex problem, of which the noise that costs everybody his budget is the least."""
+    for name, within in (("all", 1e-5), ("pairs", 3e-3), ("mixed", 3e-3)):
+        cohorts = COHORTS[name]
+
+        def in_models(variances: Any, cohorts: Any = cohorts) -> float:
+            return sum(times * sum(variances[client] for client in cohort) for cohort, times in cohorts.items())
+
+        def slack(logs: Any, cohorts: Any = cohorts) -> Any:
+            return -np.log(overheard_shares(np.exp(logs / 2), cohorts, 1, [1.0] * 5))
+
+        stds = overheard_noise_stds(sensitivities=[1.0] * 5, exposures=1, cohorts=cohorts, budgets=GRANTED)
+        found = minimize(
+            lambda logs: math.log(in_models(np.exp(logs))), 2 * np.log(stds) + 0.2, method="SLSQP",
+            constraints={"type": "ineq", "fun": slack}, options={"maxiter": 300, "ftol": 1e-10},
+        )  # fmt: skip
+        assert found.success
+        assert in_models(np.square(stds)) <= in_models(np.exp(found.x)) * (1 + within)
+
+
+def test_overheard_noise_by_hand() -> None:
+    # Two alike, one of three uploads heard: 1 + 2·½ = 2 of what (1, 1e-5) is worth, σ = 3.73063·√2. The third never
+    # takes part, and would be heard once.
+    found = overheard_noise_stds(
+        sensitivities=[1.0] * 3, exposures=1, cohorts={(0, 1): 3}, budgets=budgets(1.0, 1e-5, 3)
     )
+    assert found == pytest.approx([3.73063 * math.sqrt(2)] * 2 + [3.73063], rel=1e-5)
 
 
-@each("factor", [0.0, 0.01, 0.1])
-def test_the_server_adds_what_the_clients_noise_lacks_and_no_more(factor: float) -> None:
-    stds = [factor * std for std in gaussian_noise_stds(BOUNDS, [ROUNDS] * 5, GRANTED)]
-    added = downlink(stds)
-    assert max(released_shares(stds, added)) <= 1
-    assert max(released_shares(stds, 0.999 * added)) > 1
+def test_where_everything_is_heard_nobody_helps() -> None:
+    alone = gaussian_noise_stds(BOUNDS, [12] * 5, GRANTED)
+    found = overheard_noise_stds(sensitivities=BOUNDS, exposures=12, cohorts=COHORTS["all"], budgets=GRANTED)
+    assert found == pytest.approx(alone, rel=3e-6)
 
 
-def test_where_the_clients_noise_suffices_the_server_adds_none() -> None:
-    alone = gaussian_noise_stds(BOUNDS, [ROUNDS] * 5, GRANTED)
-    assert downlink(alone) == 0.0
-    share = shared_noise(alone, WEIGHTS)
-    assert downlink([1.001 * share * std for std in alone]) == 0.0
-    assert downlink([0.999 * share * std for std in alone]) > 0.0
-
-
-def test_downlink_noise_by_hand() -> None:
-    # Δ = 1 and (1, 1e-5) need σ = 3.73063; with weight ½ half of it. Two clients at σ = 1 bring √(¼ + ¼) of that.
-    found = downlink_noise_std(
-        sensitivities=[1.0, 1.0], weights=[0.5, 0.5], noise_stds=[1.0, 1.0], releases=[1, 1],
-        budgets=budgets(1.0, 1e-5, 2),
-    )  # fmt: skip
-    assert found == pytest.approx(math.sqrt(3.73063**2 / 4 - 0.5), rel=1e-5)
-
-
-def test_downlink_noise_needs_a_delta() -> None:
+def test_overheard_noise_needs_a_delta() -> None:
     with pytest.raises(BadInput, match="delta must be above 0"):
-        downlink_noise_std(
-            sensitivities=[1.0], weights=[1.0], noise_stds=[1.0], releases=[1], budgets=[Budget(1.0, 0.0)]
-        )
+        overheard_noise_stds(sensitivities=[1.0], exposures=1, cohorts={(0,): 1}, budgets=[Budget(1.0, 0.0)])
 
 
 # The papers' formulas, and what a budget is

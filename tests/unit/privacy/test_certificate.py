@@ -291,18 +291,37 @@ def test_an_eavesdropper_is_shown_only_where_a_promise_names_one() -> None:
     }  # fmt: skip
 
 
-def test_an_eavesdropper_overhears_the_dearest_uploads() -> None:
-    ledger = begun(Budget(8.0, DELTA), exposures=2)
+def test_an_eavesdropper_overhears_the_dearest_uploads_and_reads_the_other_models() -> None:
+    # Two alike weigh a half each: a model tells half of what an upload tells.
+    ledger = begun(Budget(8.0, DELTA), Budget(8.0, DELTA), exposures=2)
     for multiplier in (8.0, 2.0, 16.0, 4.0, 8.0):
-        ledger.charge({0: noised(multiplier)})
-        ledger.broadcast({0: 1.0})
+        ledger.charge(dict.fromkeys(range(2), noised(multiplier)))
+        ledger.broadcast({0: 1 / 2, 1: 1 / 2})
     certificate = certify(ledger.books, ledger.run)
     assert certificate.exposures == 2
-    # The two with least noise: 1/4 + 1/16. The server sees 1/64 + 1/4 + 1/256 + 1/16 + 1/64.
-    assert certificate.observers["uplink"].epsilon == worth(math.sqrt(5 / 16))
+    # The two with least noise, 1/4 + 1/16, and half of 1/64 + 1/256 + 1/64. The server sees all of it.
+    assert certificate.observers["uplink"].epsilon == worth(math.sqrt(5 / 16 + 9 / 256 / 2))
     assert certificate.spending[0].uplink_epsilon == certificate.observers["uplink"].epsilon
     assert certificate.observers["server"].epsilon == worth(math.sqrt(89 / 256))
+    assert certificate.observers["released"].epsilon == worth(math.sqrt(89 / 256 / 2))
     assert "ε ≤" in row(certificate, "an eavesdropper, 2 uploads")
+
+
+def test_alone_an_eavesdropper_reads_what_he_does_not_hear() -> None:
+    certificate = played(begun(Budget(8.0, DELTA), exposures=1), {0: noised(2.0)}, rounds=4)
+    assert certificate.observers["uplink"].epsilon == worth(1.0)
+    assert row(certificate, "an eavesdropper, 1 upload").endswith("no more than the server sees")
+
+
+@pytest.mark.parametrize(
+    "terms", [{"uncounted": ("the loss of every model on each client's records",)}, {"follows": True}]
+)
+def test_where_readers_count_as_the_server_so_does_an_eavesdropper(terms: dict[str, Any]) -> None:
+    follows = terms.pop("follows", False)
+    ledger = begun(*[Budget(8.0, DELTA)] * 4, exposures=1, **terms)
+    made = Ledger(ledger.promise, ledger.sizes, system="made up", follows_uploads=follows)
+    observers = played(made, dict.fromkeys(range(4), noised(2.0)), rounds=4).observers
+    assert observers["uplink"].epsilon == observers["released"].epsilon == observers["server"].epsilon == worth(1.0)
 
 
 def test_an_eavesdropper_on_more_uploads_than_there_were_sees_what_the_server_sees() -> None:
@@ -322,13 +341,14 @@ def test_where_uploads_cannot_be_ranked_an_eavesdropper_may_have_heard_any(rate:
 
 
 def test_the_verdict_stands_with_the_observer_it_was_promised_against() -> None:
-    # Nine releases of μ = 1: three times the μ of one. One upload costs 4.378 of the 5 promised, all nine far more.
-    ledger = begun(Budget(5.0, DELTA), exposures=1, against=("uplink",), calibration="tight")
-    certificate = played(ledger, {0: noised(1.0)}, rounds=9)
+    # Nine releases of μ = 1 among a hundred: one that is heard and eight that are read make μ² = 1.08, or ε = 4.577 of
+    # the 5 promised, and all nine far more.
+    ledger = begun(*[Budget(5.0, DELTA)] * 100, exposures=1, against=("uplink",), calibration="tight")
+    certificate = played(ledger, dict.fromkeys(range(100), noised(1.0)), rounds=9)
     observers = certificate.observers
     assert certificate.against == ("uplink",)
-    assert "ε = 5, δ = 1e-05   ε ≤ 4.378   within the promise" in row(certificate, "an eavesdropper, 1 upload ")
-    assert observers["uplink"].slack == pytest.approx(5 - 4.37718, abs=1e-5)
+    assert "ε = 5, δ = 1e-05   ε ≤ 4.577   within the promise" in row(certificate, "an eavesdropper, 1 upload ")
+    assert observers["uplink"].slack == pytest.approx(5 - float(epsilon_of(math.sqrt(1.08), DELTA)), abs=1e-4)
     assert observers["server"].epsilon == worth(3.0)
     assert observers["server"].slack is observers["released"].slack is None
     for observer in ("the server", "released models"):
@@ -399,13 +419,14 @@ def test_noise_chosen_along_the_way_costs_the_whole_budget() -> None:
 
 
 @pytest.mark.parametrize("against", [("uplink",), ("uplink", "released")])
-def test_a_filter_for_eavesdroppers_bounds_nothing_of_what_others_see(against: tuple[str, ...]) -> None:
-    # Each of 50 uploads fits the budget of one. All of them have μ = √50, whatever was granted.
-    ledger = begun(Budget(8.0, DELTA), calibration="tight", noise="adaptive", against=against, exposures=1)
-    certificate = played(ledger, {0: noised(1.0)}, rounds=50)
-    for observer in ("server", "released"):
-        seen = certificate.observers[observer].epsilon
-        assert seen is None or seen >= float(epsilon_of(math.sqrt(50), DELTA)) * (1 - 1e-5)
+def test_a_filter_for_eavesdroppers_bounds_what_readers_see_and_not_what_the_server_sees(
+    against: tuple[str, ...],
+) -> None:
+    # Each of 50 uploads fits the budget of one, and what 50 models tell of it is little. All of them have μ = √50.
+    ledger = begun(*[Budget(8.0, DELTA)] * 100, calibration="tight", noise="adaptive", against=against, exposures=1)
+    certificate = played(ledger, dict.fromkeys(range(100), noised(1.0)), rounds=50)
+    assert certificate.observers["uplink"].epsilon == certificate.observers["released"].epsilon == 8.0
+    assert certificate.observers["server"].epsilon >= float(epsilon_of(math.sqrt(50), DELTA)) * (1 - 1e-5)
 
 
 # Other noise.

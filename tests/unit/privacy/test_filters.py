@@ -225,27 +225,61 @@ def test_half_of_delta_goes_to_the_order_that_suits_the_first_release() -> None:
 # An eavesdropper.
 
 
-def test_any_number_of_uploads_of_which_few_are_heard() -> None:
-    purse = OverheardFilter(PlainFilter(Budget(1.0, 1e-5), mu_squared=1.0), exposures=4)
+def sends(purse: OverheardFilter, mu_squared: float) -> bool:
+    """Send a model out if that can be paid, as a ledger does."""
+    if not purse.affords_model(mu_squared):
+        return False
+    purse.pay_model(mu_squared)
+    return True
+
+
+def test_any_number_of_uploads_of_which_few_are_heard_and_none_read() -> None:
+    purse = OverheardFilter(1.0, exposures=4)
     for _ in range(100):
         assert pays(purse, gaussian(2.0))  # a quarter of the budget
     assert not pays(purse, gaussian(1.99))
     assert pays(purse, gaussian(3.0))
 
 
-def test_an_upload_of_several_steps_costs_as_many() -> None:
-    purse = OverheardFilter(PlainFilter(Budget(1.0, 1e-5), mu_squared=1.0), exposures=4)
-    assert pays(purse, gaussian(4.0), 4)  # 4/16, a quarter of the budget
-    assert not pays(purse, gaussian(3.99), 4)
+def test_what_is_not_heard_is_read() -> None:
+    # One upload costs 1/4, what models tell of it 1/16: of thirteen rounds one is heard and twelve are read.
+    purse = OverheardFilter(1.0, exposures=1)
+    for round in range(1, 14):
+        assert pays(purse, gaussian(2.0))
+        assert sends(purse, 1 / 16), round
+    assert not pays(purse, gaussian(2.0))  # which could be heard instead of one before
+    assert pays(purse, gaussian(4.0))  # no more than that one brought: it may leave, but no model may tell of it
+    assert not sends(purse, 1e-3)
+    assert sends(purse, 0.0)
+
+
+def test_heard_is_what_brings_most_beyond_the_model() -> None:
+    # Of 1/2 the model tells all. So 1/4 is heard beside it, and what 1/8 tells is read.
+    purse = OverheardFilter(1.0, exposures=1)
+    for price, told in ((1 / 2, 1 / 2), (1 / 4, 0.0), (1 / 8, 1 / 8)):
+        assert pays(purse, gaussian(price**-0.5))
+        assert sends(purse, told)
+    assert not pays(purse, gaussian((3 / 8 + 1e-3) ** -0.5))
+    assert pays(purse, gaussian((3 / 8) ** -0.5 * (1 + 1e-12)))
+
+
+def test_a_model_tells_no_more_of_an_upload_than_the_upload() -> None:
+    purse = OverheardFilter(1.0, exposures=1)
+    assert pays(purse, gaussian(1.0))
+    assert sends(purse, 1.0 + 1e-6)  # as the books round
+
+
+def test_an_upload_that_was_lost_still_counts_as_heard() -> None:
+    purse = OverheardFilter(1.0, exposures=1)
+    assert pays(purse, gaussian(1.0))  # and no model followed
+    assert pays(purse, gaussian(2.0))
+    assert not sends(purse, 1 / 100)
 
 
 @each(("other", "count"), [(laplace(100.0), 1), (gaussian(100.0), 2), (Mechanism("gaussian", 100.0, 0.5), 1)])
-def test_uploads_of_two_kinds_could_each_be_paid_and_not_together(other: Mechanism, count: int) -> None:
-    # Half of the budget in pure ε and half of it in μ² are more than one budget.
-    purse = OverheardFilter(PlainFilter(Budget(1.0, 1e-5), mu_squared=1.0), exposures=2)
-    assert pays(purse, gaussian(2.0))
-    with pytest.raises(BadInput, match="must be all of one kind"):
-        pays(purse, other, count)
+def test_what_models_do_not_hide_is_refused_where_few_uploads_are_heard(other: Mechanism, count: int) -> None:
+    with pytest.raises(BadInput, match="must be plain sums with Gaussian noise on them"):
+        OverheardFilter(1.0, exposures=2).affords(other, count)
 
 
 # No budget.

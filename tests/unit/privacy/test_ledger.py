@@ -367,29 +367,68 @@ def test_what_may_change_pays_for_less_than_what_was_fixed() -> None:
 
 
 @pytest.mark.parametrize("noise", ["fixed", "adaptive"])
-def test_against_the_uplink_any_number_of_rounds_is_paid_at_noise_for_a_few(noise: str) -> None:
-    quarter = order(std_for(WORTH / 4.001, 10))
-    ledger = Ledger(promise(GRANTED, against=("uplink",), exposures=4, noise=noise), (10,))
-    for _ in range(50):
-        assert list(ledger.charge({0: quarter})) == [0]
-    overheard = ledger.books.spent(ledger.run, exposures=4)[0]
-    assert 7.99 < tight(overheard, 1e-3) <= 8.0
+def test_against_the_uplink_a_few_uploads_are_paid_and_all_models(noise: str) -> None:
+    # Among ten alike a model tells a tenth of an upload: 4 that are heard and 60 that are read make the budget of 10.
+    crowd = promise(*[GRANTED] * 10, against=("uplink",), exposures=4, noise=noise)
+    ledger = Ledger(crowd, (10,) * 10)
+    alike = dict.fromkeys(range(10), order(std_for(WORTH / 10.001, 10)))
+    for _ in range(64):
+        assert sorted(ledger.charge(alike)) == list(range(10))
+        ledger.broadcast(dict.fromkeys(range(10), 1 / 10))
+    assert 7.98 < tight(ledger.books.overheard(ledger.run, 4)[0], 1e-3) <= 8.0
     assert epsilon(ledger) > 8.0  # the server, which is not promised anything, saw all of them
+    with pytest.raises(BudgetRefused):  # which might be heard instead of one before
+        ledger.charge(alike)
+    quieter = dict.fromkeys(range(10), order(std_for(WORTH / 11.2, 10)))  # no more than one that was heard brought
+    assert sorted(ledger.charge(quieter)) == list(range(10))
+    with pytest.raises(
+        BudgetRefused, match=r"the model after round 65 must tell no more of client 0 than .* order more"
+    ):
+        ledger.broadcast(dict.fromkeys(range(10), 1 / 10))
+    assert tight(ledger.books.overheard(ledger.run, 4)[0], 1e-3) <= 8.0  # what was kept back is in no book
+    ledger.pass_over()
+    assert ledger.books.rounds(ledger.run) == 66
+
+
+def test_against_the_uplink_noise_of_the_server_is_counted() -> None:
+    # Alone a model tells all of an upload; with three times the upload's variance from the server, a quarter.
+    std = std_for(WORTH / 2.001, 10)
+    alone, helped = (Ledger(promise(GRANTED, against=("uplink",), exposures=1), (10,)) for _ in range(2))
+    for _ in range(2):
+        alone.charge({0: order(std)})
+        alone.broadcast({0: 1.0})
     with pytest.raises(BudgetRefused):
-        ledger.charge({0: order(std_for(WORTH / 3.999, 10))})
+        alone.charge({0: order(std)})
+    for _ in range(5):  # 1 + 4/4
+        helped.charge({0: order(std)})
+        helped.broadcast({0: 1.0}, noise_std=math.sqrt(3) * std)
+    helped.charge({0: order(1.16 * std)})
+    with pytest.raises(BudgetRefused, match="let the server add some"):
+        helped.broadcast({0: 1.0})
+    helped.broadcast({0: 0.0})
 
 
-def test_sampled_noise_against_the_uplink_is_counted_for_as_many_uploads_as_are_heard() -> None:
-    # 422 steps are within the budget (see above): 211 uploads of two steps are, and 212 are not.
-    two = order(1.1, **SAMPLED, steps=2)
-    for exposures, refused in ((211, False), (212, True)):
-        overheard = promise(Budget(1.55, 1e-5), **SAMPLING, against=("uplink",), exposures=exposures)
-        ledger = Ledger(overheard, (1000,))
-        if refused:
-            with pytest.raises(BudgetRefused):
-                ledger.charge({0: two})
-        else:
-            assert [list(ledger.charge({0: two})) for _ in range(5)] == [[0]] * 5
+@pytest.mark.parametrize("noise", ["fixed", "adaptive"])
+def test_where_models_follow_uploads_an_eavesdropper_is_priced_as_the_server(noise: str) -> None:
+    ledger = Ledger(promise(GRANTED, against=("uplink",), exposures=1, noise=noise), (10,), follows_uploads=True)
+    for _ in range(4):
+        ledger.charge({0: order(std_for(WORTH / 4.001, 10))})
+    with pytest.raises(BudgetRefused):
+        ledger.charge({0: order(std_for(WORTH / 4.001, 10))})
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        order(1.1, batch=Poisson(0.015)),
+        order(3.0, noise_on="step", steps=2),
+        laplace(1.0),
+    ],
+)
+def test_what_no_model_hides_cannot_be_promised_against_the_uplink_alone(hidden: Order) -> None:
+    terms = {"neighbours": "add-remove", "against": ("uplink",), "exposures": 1}
+    with pytest.raises(BadInput, match=r"plain sums with Gaussian noise on them.*; promise against the server"):
+        Ledger(promise(GRANTED, **terms), (1000,)).charge({0: hidden})
 
 
 @pytest.mark.parametrize("against", [("server",), ("server", "uplink")])
