@@ -64,5 +64,5 @@ def test_errors_name_places_and_no_values(bad: float) -> None:
     x = torch.full((10, 3), PLANTED)
     x[4, 1] = bad
     with pytest.raises(dpfl.BadInput) as caught:
-        dpfl.from_arrays(x, torch.arange(10) % 2)
+        dpfl.federate(dpfl.from_arrays(x, torch.arange(10) % 2, test=(x, torch.arange(10) % 2)), clients=2)
     assert DIGITS not in str(caught.value)
