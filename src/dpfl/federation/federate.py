@@ -83,13 +83,8 @@ def federate(
         transform = dataset.fit(pool.x[public])
         pool = Records(transformed(transform, pool.x, public), pool.y)
         test = Records(transform(test.x), test.y)
-    open_to_all = {"test split": test, "validation split": pool.take(public)}
-    for split, records in open_to_all.items():
-        require_finite(records, f"data {dataset.name!r} ({split})")
-    known = classes_of(dataset.classes, [records.y for records in open_to_all.values()])
-    for split, records in open_to_all.items():
-        require_known(records, known, f"data {dataset.name!r} ({split})")
-    clients_own, unusable = marked(pool.take(private), known)
+    known = _judged(dataset, test, pool.take(public))
+    pool, unusable = marked(pool, known)  # all of them private: the public ones are sound
     if unusable:
         warnings.warn(
             f"data {dataset.name!r} has {len(private):,} private records, of which these count as zero in training:"
@@ -99,7 +94,7 @@ def federate(
 
     shared = share_out(
         partition,
-        clients_own.y,
+        pool.y[private],
         how.clients,
         streams.generator("partition"),
         sizes=how.sizes,
@@ -110,7 +105,7 @@ def federate(
     kept = keep_share(shared, how.share, streams.generator("share"))
     return Federation(
         name=dataset.name,
-        clients=tuple(clients_own.take(rows) for rows in kept),
+        clients=tuple(pool.take(private[rows]) for rows in kept),
         validation=pool.take(public),
         test=test,
         classes=known,
@@ -137,6 +132,17 @@ def as_dataset(data: Any, classes: int | None = None) -> Dataset:
         f"data must be a name, a Dataset, a pair of arrays or a map-style torch data set, was "
         f"{type(data).__name__!r}; make one with from_arrays"
     )
+
+
+def _judged(dataset: Dataset, test: Records, validation: Records) -> int | None:
+    """Refuse public records that cannot be used, and return how many classes they show or were said to be."""
+    splits = {f"data {dataset.name!r} (test split)": test, f"data {dataset.name!r} (validation split)": validation}
+    for field, records in splits.items():
+        require_finite(records, field)
+    classes = classes_of(dataset.classes, [records.y for records in splits.values()])
+    for field, records in splits.items():
+        require_known(records, classes, field)
+    return classes
 
 
 def _cut_off(rows: Tensor, groups: Tensor | None, field: str, share: float, rng: Generator) -> tuple[Tensor, Tensor]:
