@@ -22,7 +22,7 @@ from dpfl.clients.uploads import Clients, Engine
 from dpfl.config import Config
 from dpfl.errors import BadInput, Caution
 from dpfl.federation import Federation, federate
-from dpfl.federation.facts import require_unmarked
+from dpfl.federation.facts import require_usable
 from dpfl.models import Loss, Model, build, default_model
 from dpfl.orders import Gaussian
 from dpfl.precision import products
@@ -179,7 +179,7 @@ def train(
     engine, promise = performers.engine, system.promise(federation.sizes)
     config = Config(system, settings_of(federation, **asdict(chosen) | {"model": learner.name}))
     if promise is None:
-        require_unmarked(federation)
+        require_usable(federation)
     environment = _environment(federation, chosen.device, engine, streams)
     ledger_in = partial(
         Ledger, promise, federation.sizes, system=system.name, config=config.hash, seeded=streams.seeded,

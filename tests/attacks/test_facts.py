@@ -167,7 +167,10 @@ def test_a_target_that_is_no_number_contributes_zero(value: float, tmp_path: Pat
         federation = shared_out((x, broken))
     assert public_facts(federation) == public_facts(base)
     its_run, _ = trained(federation, tmp_path / "other")
+    by_moments, _ = trained(federation, tmp_path / "moments", dpfl.DPFedAvg(rounds=2))
     assert its_run.loss is not None
+    assert by_moments.loss is not None
+    assert "by two moments" in by_moments.engine
     assert files(tmp_path / "other") == files(tmp_path / "base")
     assert str(its_run.certificate) == str(run.certificate)
 

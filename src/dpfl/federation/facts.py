@@ -41,8 +41,8 @@ def classes_of(given: int | None, public: Sequence[Tensor]) -> int | None:
     return len(present)
 
 
-def require_finite(records: Records, field: str) -> None:
-    """Refuse public records with NaN or infinity, and say in how many rows and where the first one is."""
+def require_finite(records: Records, rows: Tensor, field: str) -> None:
+    """Refuse public records with NaN or infinity, and say how many they are and which row of the caller's is first."""
     for values, what, way_out in (
         (records.x, "features", "drop or fill those records"),
         (records.y, "targets", "drop those records"),
@@ -51,7 +51,7 @@ def require_finite(records: Records, field: str) -> None:
         if bad.any():
             raise BadInput(
                 f"{field} {what} must be finite, had NaN or infinity in {int(bad.sum())} of {len(bad)} rows, "
-                f"first in row {int(bad.nonzero()[0])}; {way_out}"
+                f"first in row {int(rows[bad][0])}; {way_out}"
             )
 
 
@@ -85,9 +85,10 @@ def marked(records: Records, classes: int | None) -> tuple[Records, list[str]]:
     return Records(x, y), [f"{count:,} {reason}" for reason, count in reasons.items() if count]
 
 
-def require_unmarked(federation: Federation) -> None:
-    """Refuse marked records where nothing is promised: no clip would take them for zero, and no error would tell."""
-    broken = sum(int((~_finite(records.x)).sum()) for records in federation.clients)
+def require_usable(federation: Federation) -> None:
+    """Refuse clients' records that cannot be computed where nothing is promised: no clip would take them for zero."""
+    spoilt = (marked(records, federation.classes)[0].x for records in federation.clients)
+    broken = sum(int((~_finite(x)).sum()) for x in spoilt)
     if broken:
         raise BadInput(
             f"data must be usable where no privacy is promised and each record counts as it is, but {broken:,} of"
@@ -100,16 +101,34 @@ def transformed(transform: Transform, x: Tensor, public: Tensor) -> Tensor:
 
     public: the positions of records for which an error stays an error.
     """
+    _require_separate(transform, x[public])
     found = _tried(transform, x)
     if found is not None:
         return found
-    transform(x[public])  # what is wrong with these, or with the preprocessing itself, is said as it is
-    broken = torch.tensor(_broken(transform, x))
+    broken = torch.tensor(_broken(transform, x), dtype=torch.long)
     filled = x.clone()
     filled[broken] = x[public[0]]  # as many as before: what becomes of the others is the same to the last bit
     result = transform(filled).clone()
     result[broken] = math.nan
     return result
+
+
+def _require_separate(transform: Transform, public: Tensor) -> None:
+    """Refuse a preprocessing that makes something else of public records apart: it would mix private ones too.
+
+    What is wrong with public records, or with the preprocessing itself, is said as it is.
+    """
+    half = len(public) // 2
+    together = transform(public)
+    if half == 0:
+        return
+    apart = torch.cat([transform(part) for part in (public[:half], public[half:])])
+    rounding = 1e-4 * max(1.0, together.float().nan_to_num().abs().max().item())
+    if apart.shape != together.shape or not torch.allclose(apart, together, rtol=0, atol=rounding, equal_nan=True):
+        raise BadInput(
+            "fit must return a preprocessing that treats each record by itself, but it makes other features of public"
+            " records in halves than of all of them; let it keep the statistics of those that it is handed"
+        )
 
 
 def _tried(transform: Transform, x: Tensor) -> Tensor | None:

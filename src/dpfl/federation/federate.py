@@ -64,7 +64,7 @@ def federate(
     dataset = as_dataset(data, classes)
 
     pool, test = dataset.pool, dataset.test
-    private = torch.arange(len(pool))
+    held_out, private = torch.arange(len(test)), torch.arange(len(pool))
     if len(test) == 0:
         held_out, private = _cut_off(private, dataset.groups, "test_share", how.test_share, streams.generator("test"))
         test = pool.take(held_out)
@@ -83,7 +83,7 @@ def federate(
         transform = dataset.fit(pool.x[public])
         pool = Records(transformed(transform, pool.x, public), pool.y)
         test = Records(transform(test.x), test.y)
-    known = _judged(dataset, test, pool.take(public))
+    known = _judged(dataset, {"test": (test, held_out), "validation": (pool.take(public), public)})
     pool, unusable = marked(pool, known)  # all of them private: the public ones are sound
     if unusable:
         warnings.warn(
@@ -134,14 +134,16 @@ def as_dataset(data: Any, classes: int | None = None) -> Dataset:
     )
 
 
-def _judged(dataset: Dataset, test: Records, validation: Records) -> int | None:
-    """Refuse public records that cannot be used, and return how many classes they show or were said to be."""
-    splits = {f"data {dataset.name!r} (test split)": test, f"data {dataset.name!r} (validation split)": validation}
-    for field, records in splits.items():
-        require_finite(records, field)
-    classes = classes_of(dataset.classes, [records.y for records in splits.values()])
-    for field, records in splits.items():
-        require_known(records, classes, field)
+def _judged(dataset: Dataset, splits: dict[str, tuple[Records, Tensor]]) -> int | None:
+    """Return how many classes public records show or are said to be of, and refuse those that cannot be used.
+
+    splits: each with the rows in which the caller has its records.
+    """
+    for name, (records, rows) in splits.items():
+        require_finite(records, rows, f"data {dataset.name!r} ({name} split)")
+    classes = classes_of(dataset.classes, [records.y for records, _ in splits.values()])
+    for name, (records, _) in splits.items():
+        require_known(records, classes, f"data {dataset.name!r} ({name} split)")
     return classes
 
 

@@ -144,6 +144,22 @@ def test_a_preprocessing_that_fails_on_public_records_says_so_itself() -> None:
         federate(dataclasses.replace(numbered(), fit=lambda public: fail), clients=4, seed=0)
 
 
+def test_a_preprocessing_must_treat_each_record_by_itself() -> None:
+    mixing = dataclasses.replace(numbered(), fit=lambda public: lambda x: x - x.mean(dim=0))
+    with pytest.raises(BadInput, match=r"^fit must return a preprocessing that treats each record by itself, but it"):
+        federate(mixing, clients=4, seed=0)
+
+
+def test_rows_are_named_as_the_caller_has_them() -> None:
+    public = int(federate(numbered(), clients=4, seed=0).validation.x[3])
+    data = numbered()
+    data.pool.x[public] = torch.nan
+    with pytest.raises(
+        BadInput, match=rf"\(validation split\) features .* in 1 of 16 rows, first in row {public}; drop"
+    ):
+        federate(data, clients=4, seed=0)
+
+
 def test_bad_values_in_a_hand_made_data_set_are_reported() -> None:
     y = torch.tensor([0.0, torch.inf, 1.0])
     broken = Dataset("mine", Records(torch.rand(3, 1), y), Records(torch.rand(1, 1), y[1:2]), None, "by hand")
