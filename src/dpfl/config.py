@@ -7,7 +7,7 @@ neither knows is refused. Writing is done here because the standard library only
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,12 @@ class Config:
 
     @property
     def hash(self) -> str:
-        """Return a short fingerprint of the whole config."""
-        return hashlib.sha256(self.to_toml().encode()).hexdigest()[:12]
+        """Return a short fingerprint of everything but the seeds.
+
+        Certificates show it to whoever sees them, and who knows all of a config but its seed would find that by trying.
+        """
+        seedless = replace(self, settings=replace(self.settings, seed=None, data_seed=None))
+        return hashlib.sha256(seedless.to_toml().encode()).hexdigest()[:12]
 
 
 def parse(table: Mapping[str, Any]) -> Config:

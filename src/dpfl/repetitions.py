@@ -25,6 +25,7 @@ from dpfl.clients.stacked import StackedClients
 from dpfl.config import Config
 from dpfl.errors import BadInput, require_count
 from dpfl.federation import Federation, Records
+from dpfl.federation.facts import require_usable
 from dpfl.gradients.capabilities import Capabilities
 from dpfl.models import Loss
 from dpfl.precision import products
@@ -129,6 +130,8 @@ def repeat(
         capable = Capabilities(None, False, clients.vectorised, "the reference client was asked for")
         clients = StackedClients(learner, records, shared, capabilities=capable)
 
+    if system.promise(federation.sizes) is None:
+        require_usable(federation)
     started = time.perf_counter()
     starts = torch.stack([one.vector().to(target) for one in learners])
     trainings = []

@@ -24,6 +24,7 @@ from dpfl.clients.uploads import Clients, Engine
 from dpfl.config import Config
 from dpfl.errors import BadInput, Caution
 from dpfl.federation import Federation, federate
+from dpfl.federation.facts import require_usable
 from dpfl.models import Loss, Model, build, default_model
 from dpfl.orders import Gaussian
 from dpfl.precision import products
@@ -181,6 +182,8 @@ def train(
         performers, chosen = made, replace(chosen, draws=made.drawn_by)
     engine, promise = performers.engine, system.promise(federation.sizes)
     config = Config(system, settings_of(federation, **asdict(_portable(chosen)) | {"model": learner.name}))
+    if promise is None:
+        require_usable(federation)
     environment = _environment(federation, chosen.device, engine, streams)
     shared = chosen.ledger is not None
     ledger_in = partial(
@@ -315,16 +318,18 @@ def _slow(engine: Engine) -> tuple[str, ...]:
 
 def _environment(federation: Federation, device: str, engine: Engine, streams: Streams) -> dict[str, Any]:
     packages = {name: version(name) for name in ("torch", "numpy", "scipy", "dp-accounting") if _installed(name)}
-    return {
+    environment: dict[str, Any] = {
         "versions": {"python": platform.python_version(), "dpfl": __version__} | packages,
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "data": federation.source,
         "engine": str(engine),
-        "public_root": streams.public.key.hex(),  # of cohorts and first parameters: nothing secret follows from it
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    if not streams.seeded:  # of cohorts and first parameters: nothing secret follows from it, but from a seed it would
+        environment["public_root"] = streams.public.key.hex()
+    return environment
 
 
 def _portable(settings: TrainSettings) -> TrainSettings:

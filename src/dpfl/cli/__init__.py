@@ -18,6 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,  # which hold records; older typers print them where nothing is said
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

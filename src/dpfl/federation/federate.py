@@ -2,10 +2,12 @@
 
 The order is the point: the validation split is cut off first, the preprocessing is fitted on it alone, and
 only then are the remaining records dealt to clients, so nothing that is learned from private records leaves a
-client uncounted.
+client uncounted. Dealing records out by their labels, or until every client has enough of them, is the act of a
+simulator who owns all of them: where clients are real their records are where they are.
 """
 
-from dataclasses import asdict
+import warnings
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,10 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from dpfl.errors import BadInput, require_count
+from dpfl.errors import BadInput, Caution, require_count
 from dpfl.federation.datasets import load
-from dpfl.federation.own import Array, from_arrays, from_torch, require_finite
+from dpfl.federation.facts import classes_of, marked, require_finite, require_known, transformed
+from dpfl.federation.own import Array, from_arrays, from_torch
 from dpfl.federation.partitions import keep_share, parse_partition, share_out
 from dpfl.federation.records import Dataset, Federation, Records
 from dpfl.settings import DataSettings, read, takes
@@ -27,6 +30,7 @@ def federate(
     data: "str | Dataset | tuple[Array, Array] | torch.utils.data.Dataset[Any]",
     *,
     clients: int,
+    classes: int | None = None,
     seed: int | None = None,
     **settings: Any,
 ) -> Federation:
@@ -35,7 +39,12 @@ def federate(
     `data` is a name that `load` knows, a `Dataset`, a pair of arrays (features, targets) or a map-style torch
     data set. `validation_share` may be 0 where no decision during training needs public data and no preprocessing is
     fitted. Where records belong to people (`Dataset.groups`), the public splits are made of whole people, so that
-    nobody is both public and a client. `seed` is short for `data_seed`.
+    nobody is both public and a client. `classes` is how many there are, for data that does not say so; if left out the
+    labels of the two public splits are counted, and those of private records decide nothing. `seed` is short for
+    `data_seed`.
+
+    Public records with values that cannot be used are refused. A private one stays with its client and counts as zero;
+    its owner hears of it in a `Caution`, which is written nowhere.
 
     >>> federation = federate("digits", clients=4, seed=1)
     >>> federation.sizes, len(federation.validation), len(federation.test)
@@ -52,10 +61,10 @@ def federate(
     _require_fraction("validation_share", how.validation_share, zero="for no public data")
     _require_fraction("test_share", how.test_share)
     streams = Streams(how.data_seed).public
-    dataset = as_dataset(data)
+    dataset = as_dataset(data, classes)
 
     pool, test = dataset.pool, dataset.test
-    private = torch.arange(len(pool))
+    held_out, private = torch.arange(len(test)), torch.arange(len(pool))
     if len(test) == 0:
         held_out, private = _cut_off(private, dataset.groups, "test_share", how.test_share, streams.generator("test"))
         test = pool.take(held_out)
@@ -73,10 +82,16 @@ def federate(
                 " was 0; use for example 0.1"
             )
         transform = dataset.fit(pool.x[public])
-        pool, test = Records(transform(pool.x), pool.y), Records(transform(test.x), test.y)
-    for part, records in (("pool", pool), ("test split", test)):
-        require_finite(records.x, f"data {dataset.name!r} features ({part})", "drop or fill those records")
-        require_finite(records.y, f"data {dataset.name!r} targets ({part})", "drop those records")
+        pool = Records(transformed(transform, pool.x, public), pool.y)
+        test = Records(transform(test.x), test.y)
+    known = _judged(dataset, {"test": (test, held_out), "validation": (pool.take(public), public)})
+    pool, unusable = marked(pool, known)  # all of them private: the public ones are sound
+    if unusable:
+        warnings.warn(
+            f"data {dataset.name!r} has {len(private):,} private records, of which these count as zero in training:"
+            f" {', '.join(unusable)}; mend them where they are kept (said here and written nowhere)",
+            Caution, stacklevel=2,
+        )  # fmt: skip
 
     shared = share_out(
         partition,
@@ -85,7 +100,7 @@ def federate(
         streams.generator("partition"),
         sizes=how.sizes,
         min_records=how.min_records,
-        regression=dataset.classes is None,
+        regression=known is None,
         groups=None if dataset.groups is None else dataset.groups[private],
     )
     kept = keep_share(shared, how.share, streams.generator("share"))
@@ -98,27 +113,44 @@ def federate(
         clients=tuple(pool.take(private[rows]) for rows in kept),
         validation=pool.take(public),
         test=test,
-        classes=dataset.classes,
+        classes=known,
         source=dataset.source,
         recipe=asdict(how) if isinstance(data, str) else None,
         untouched=None if dataset.fit is None else untouched,
     )
 
 
-def as_dataset(data: Any) -> Dataset:
-    """Make a `Dataset` of whatever `federate` accepts."""
-    if isinstance(data, Dataset):
-        return data
+def as_dataset(data: Any, classes: int | None = None) -> Dataset:
+    """Make a `Dataset` of whatever `federate` accepts, with so many classes if that is said here."""
     if isinstance(data, str):
-        return load(data)
+        data = load(data)
+    if isinstance(data, Dataset):
+        if data.classes is None or classes is None:
+            return replace(data, classes=data.classes or classes)
+        if data.classes != classes:
+            raise BadInput(f"classes must be as data {data.name!r} says, {data.classes}, was {classes!r}; leave it out")
+        return data
     if isinstance(data, tuple) and len(data) == 2:
-        return from_arrays(*data)
+        return from_arrays(*data, classes=classes)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return from_torch(data)
+        return from_torch(data, classes=classes)
     raise BadInput(
         f"data must be a name, a Dataset, a pair of arrays or a map-style torch data set, was "
         f"{type(data).__name__!r}; make one with from_arrays"
     )
+
+
+def _judged(dataset: Dataset, splits: dict[str, tuple[Records, Tensor]]) -> int | None:
+    """Return how many classes public records show or are said to be of, and refuse those that cannot be used.
+
+    splits: each with the rows in which the caller has its records.
+    """
+    for name, (records, rows) in splits.items():
+        require_finite(records, rows, f"data {dataset.name!r} ({name} split)")
+    classes = classes_of(dataset.classes, [records.y for records, _ in splits.values()])
+    for name, (records, _) in splits.items():
+        require_known(records, classes, f"data {dataset.name!r} ({name} split)")
+    return classes
 
 
 def _cut_off(rows: Tensor, groups: Tensor | None, field: str, share: float, rng: Generator) -> tuple[Tensor, Tensor]:

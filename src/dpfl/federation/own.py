@@ -1,8 +1,11 @@
 """A user's own data: arrays, tensors, or any map-style torch data set of (features, target) pairs.
 
-Values are taken as they are: whoever wants them scaled scales them, with numbers that are public.
+Values are taken as they are: whoever wants them scaled scales them, with numbers that are public. Only shapes and types
+are looked at here, which are the caller's; `federate` knows which records are public and can be judged by their values.
 """
 
+import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from dpfl.errors import BadInput, require_count
+from dpfl.errors import BadInput
+from dpfl.federation.facts import classes_of
 from dpfl.federation.records import Dataset, Records
 
 Array = ArrayLike | Tensor
@@ -27,10 +31,10 @@ def from_arrays(
     """Make a data set of features `x` [n, ...] and targets `y` [n].
 
     Whole-number targets are class labels 0..C-1, floating-point targets are for regression. Without `test`
-    the test split stays empty and `federate` cuts one off. `classes` is needed only where some label has no
-    record.
+    the test split stays empty and `federate` cuts one off. `classes` is how many classes there are; if left out,
+    `federate` counts the labels of the public records, since labels of private ones must decide nothing.
 
-    >>> from_arrays([[0.0], [1.0], [2.0]], [0, 1, 1]).classes
+    >>> from_arrays([[0.0], [1.0], [2.0]], [0, 1, 1], classes=2).classes
     2
     """
     pool = _records(x, y, "data")
@@ -41,35 +45,50 @@ def from_arrays(
             f"targets of type {pool.y.dtype}, had {_shape(held_out)} and {held_out.y.dtype}; prepare both in "
             f"the same way"
         )
-    found = _count_classes(torch.cat([pool.y, held_out.y]), classes)
-    return Dataset(name, pool, held_out, found, f"{name}, {len(pool):,} + {len(held_out):,} records")
+    if classes is not None:
+        classes_of(classes, [pool.y])
+    return Dataset(name, pool, held_out, classes, f"{name}, {len(pool):,} + {len(held_out):,} records")
 
 
 def from_torch(dataset: Any, *, test: Any = None, classes: int | None = None, name: str = "own data set") -> Dataset:
-    """Make a data set of a map-style torch data set that yields (features, target) pairs of one shape."""
+    """Make a data set of a map-style torch data set that yields (features, target) pairs of one shape.
+
+    The shape is that of most items: one that cannot be read, or has another, becomes a record that counts as zero
+    where it is private. Of `test` every item must be sound.
+    """
     x, y = _stack(dataset)
     return from_arrays(x, y, test=None if test is None else _stack(test), classes=classes, name=name)
 
 
 def _stack(dataset: Any) -> tuple[Tensor, Tensor]:
-    try:
-        pairs = [dataset[i] for i in range(len(dataset))]
-    except TypeError as problem:
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise BadInput(
             f"data must be a map-style data set, with a length and items by number, was "
-            f"{type(dataset).__name__!r} ({problem}); give a list of its (features, target) pairs instead"
-        ) from problem
-    if not pairs:
+            f"{type(dataset).__name__!r}; give a list of its (features, target) pairs instead"
+        )
+    items = [_item(dataset, i) for i in range(len(dataset))]
+    if not items:
         raise BadInput("data must have at least one record, had none; check how it was selected")
-    try:
-        features, targets = zip(*pairs, strict=True)
-        x = torch.stack([_tensor(one, "data features") for one in features])
-        return x, torch.stack([_tensor(one, "data targets") for one in targets])
-    except (TypeError, ValueError, RuntimeError) as problem:
+    kinds = [None if item is None else (item[0].shape, item[1].shape, item[1].dtype) for item in items]
+    (usual, count), *_ = Counter(kinds).most_common(1)
+    if usual is None or 2 * count <= len(items):
         raise BadInput(
-            f"data must yield (features, target) pairs of tensors that all have one shape, did not "
-            f"({problem}); add a transform that turns each item into such a pair"
-        ) from problem
+            "data must yield (features, target) pairs of numbers that all have one shape, did not;"
+            " add a transform that turns each item into such a pair"
+        )
+    shape, target_shape, dtype = usual
+    blank = torch.full(shape, math.nan), torch.full(target_shape, math.nan if dtype.is_floating_point else -1).to(dtype)
+    x, y = zip(*(item if kind == usual else blank for item, kind in zip(items, kinds, strict=True)), strict=True)
+    return torch.stack(x), torch.stack(y)
+
+
+def _item(dataset: Any, number: int) -> tuple[Tensor, Tensor] | None:
+    """Read one item; None where that fails, in whatever way: an error would tell of the record, and may quote it."""
+    try:
+        features, target = dataset[number]
+        return _tensor(features, "data features").float(), _target(_tensor(target, "data targets"))
+    except Exception:
+        return None
 
 
 def _records(x: Array, y: Array, field: str) -> Records:
@@ -86,60 +105,31 @@ def _records(x: Array, y: Array, field: str) -> Records:
         )
     if len(features) == 0:
         raise BadInput(f"{field} must have at least one record, had none; check how it was selected")
-    features = features.float()
-    targets = targets.float() if targets.is_floating_point() else targets.long()
-    require_finite(features, f"{field} features", "drop or fill those records")
-    require_finite(targets, f"{field} targets", "drop those records")
-    return Records(features, targets)
+    return Records(features.float(), _target(targets))
 
 
-def require_finite(values: Tensor, field: str, way_out: str) -> None:
-    """Refuse values with NaN or infinity, and say in how many rows and where the first one is."""
-    bad = ~torch.isfinite(values).reshape(len(values), -1).all(dim=1)
-    if bad.any():
-        first = int(bad.nonzero()[0])
-        raise BadInput(
-            f"{field} must be finite, had NaN or infinity in {int(bad.sum())} of {len(bad)} rows, "
-            f"first in row {first}; {way_out}"
-        )
+def _target(values: Tensor) -> Tensor:
+    return values.float() if values.is_floating_point() else values.long()
 
 
 def _tensor(values: Array, field: str) -> Tensor:
-    try:
-        # np.array copies: torch cannot use read-only memory, and later changes by the caller stay outside.
-        tensor = values.detach().cpu() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
-    except (TypeError, ValueError) as problem:
-        raise BadInput(f"{field} must be an array of numbers, was not ({problem}); convert them") from problem
+    tensor = _converted(values)
+    if isinstance(tensor, str):
+        raise BadInput(f"{field} must be an array of numbers, was {type(values).__name__!r} ({tensor}); convert them")
     if tensor.is_complex():
         raise BadInput(f"{field} must be real numbers, were {tensor.dtype}; convert them")
     return tensor
 
 
-def _count_classes(labels: Tensor, classes: int | None) -> int | None:
-    if labels.is_floating_point():
-        if classes is not None:
-            raise BadInput(
-                f"classes must be left out for floating-point targets, was {classes!r}; "
-                f"leave it out for regression, or give whole-number labels"
-            )
-        return None
-    present = np.unique(labels.numpy())
-    low, high = int(present[0]), int(present[-1])
-    if classes is None:
-        if low != 0 or high + 1 != len(present):
-            raise BadInput(
-                f"data must have labels 0..C-1 with each of them present, had {len(present)} labels from "
-                f"{low} to {high}; number them so, say how many there are with classes=, or make them float "
-                f"for regression"
-            )
-        return high + 1
-    require_count("classes", classes, "leave it out to count the labels")
-    if low < 0 or high >= classes:
-        raise BadInput(
-            f"data must have labels 0..{classes - 1} for classes={classes}, had labels from {low} to {high}; "
-            f"number them so, or raise classes"
-        )
-    return classes
+def _converted(values: Array) -> Tensor | str:
+    """Return values as a tensor, or the kind of error that they ended in: what it says may quote one of them."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    try:
+        # np.array copies: torch cannot use read-only memory, and later changes by the caller stay outside.
+        return torch.from_numpy(np.array(values))
+    except Exception as problem:
+        return type(problem).__name__
 
 
 def _shape(records: Records) -> list[int]:

@@ -169,8 +169,8 @@ def classes(labels: Tensor, clients: int, per_client: int, rng: Generator, *, si
     held = [rng.permutation(rows) for rows in _rows_by_class(labels)]
     if per_client > len(held):
         raise BadInput(
-            f"partition 'classes:{per_client}' must ask for at most the {len(held)} classes that there are "
-            f"records of, was {per_client}; lower it"
+            f"partition 'classes:{per_client}' must ask for at most as many classes as there are records of, was "
+            f"{per_client}; lower it"
         )
     totals = client_sizes(len(labels), clients, sizes)
     if sizes is not None and totals.min() < per_client:
@@ -187,13 +187,11 @@ def classes(labels: Tensor, clients: int, per_client: int, rng: Generator, *, si
         for client, total in enumerate(totals):
             wanted[client, takes[client]] = _even(int(total), per_client)
     needed = np.maximum(takes, wanted).sum(axis=0)  # at least one record for each client who took the class
-    for rows, need in zip(held, needed, strict=True):
-        if need > len(rows):
-            field = "clients" if sizes is None else "sizes"
-            raise BadInput(
-                f"{field} must leave enough records of every class for partition 'classes:{per_client}', "
-                f"needed {need:,} of class {int(labels[rows[0]])} where there are {len(rows):,}; lower it"
-            )
+    if any(need > len(rows) for rows, need in zip(held, needed, strict=True)):
+        field = "clients" if sizes is None else "sizes"
+        raise BadInput(
+            f"{field} must leave enough records of every class for partition 'classes:{per_client}', did not; lower it"
+        )
     return _deal_out(held, wanted)
 
 

@@ -35,13 +35,14 @@ class Dataset:
     """A data set as it came: one pool to share out, and a test split for reporting only.
 
     `fit` learns a preprocessing (scaling, PCA, ...) from features that are public and returns it. It is handed the
-    public validation split, never clients' data: statistics of private records would be an uncounted release.
+    public validation split, never clients' data: statistics of private records would be an uncounted release. What it
+    returns must treat each record by itself.
     """
 
     name: str
     pool: Records
     test: Records
-    classes: int | None  # None for regression
+    classes: int | None  # None for regression, and for labels that are to be counted over public records
     source: str  # where it came from and how much of it there is, in one line
     groups: Tensor | None = field(
         default=None, repr=False
@@ -51,7 +52,11 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Federation:
-    """Clients with their private records, and two public splits that are apart from them and from each other."""
+    """Clients with their private records, and two public splits that are apart from them and from each other.
+
+    A private record that cannot be computed has features that are not finite (`federate` sees to that) and counts as
+    zero wherever a clip promises something.
+    """
 
     name: str
     clients: tuple[Records, ...]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfl.errors import BadInput
+from dpfl.errors import BadInput, Caution
 from dpfl.federation import Dataset, Records, federate, from_arrays, load
 from grids import each
 
@@ -123,15 +123,89 @@ def test_preprocessing_that_leaves_nan_is_reported() -> Any:
     def divide_by_zero(public: Any) -> Any:
         return lambda x: x / x
 
-    with pytest.raises(BadInput, match=r"^data 'own arrays' features \(pool\) must be finite, .* 1 of 200 rows"):
+    with pytest.warns(
+        Caution, match=r"'own arrays' has 144 private records, of which .*: 1 with NaN or infinity; mend"
+    ):
         federate(dataclasses.replace(numbered(), fit=divide_by_zero), clients=4, seed=0)
+    public = federate(numbered(), clients=4, seed=0).validation.x[0]
+
+    def divide_by_public(_: Any) -> Any:
+        return lambda x: x / (x != public)
+
+    with pytest.raises(BadInput, match=r"^data 'own arrays' \(validation split\) features must be finite, .* 1 of 16"):
+        federate(dataclasses.replace(numbered(), fit=divide_by_public), clients=4, seed=0)
+
+
+def test_a_preprocessing_that_fails_on_public_records_says_so_itself() -> None:
+    def fail(x: Any) -> Any:
+        raise ArithmeticError("by itself")
+
+    with pytest.raises(ArithmeticError, match="by itself"):
+        federate(dataclasses.replace(numbered(), fit=lambda public: fail), clients=4, seed=0)
+
+
+def test_a_preprocessing_must_treat_each_record_by_itself() -> None:
+    mixing = dataclasses.replace(numbered(), fit=lambda public: lambda x: x - x.mean(dim=0))
+    with pytest.raises(BadInput, match=r"^fit must return a preprocessing that treats each record by itself, but it"):
+        federate(mixing, clients=4, seed=0)
+
+
+def test_rows_are_named_as_the_caller_has_them() -> None:
+    public = int(federate(numbered(), clients=4, seed=0).validation.x[3])
+    data = numbered()
+    data.pool.x[public] = torch.nan
+    with pytest.raises(
+        BadInput, match=rf"\(validation split\) features .* in 1 of 16 rows, first in row {public}; drop"
+    ):
+        federate(data, clients=4, seed=0)
 
 
 def test_bad_values_in_a_hand_made_data_set_are_reported() -> None:
     y = torch.tensor([0.0, torch.inf, 1.0])
-    broken = Dataset("mine", Records(torch.rand(3, 1), y), Records(torch.rand(1, 1), y[:1]), None, "by hand")
-    with pytest.raises(BadInput, match=r"^data 'mine' targets \(pool\) must be finite, .* first in row 1"):
+    broken = Dataset("mine", Records(torch.rand(3, 1), y), Records(torch.rand(1, 1), y[1:2]), None, "by hand")
+    with pytest.raises(BadInput, match=r"^data 'mine' \(test split\) targets must be finite, .* first in row 0"):
         federate(broken, clients=1)
+
+
+def test_public_labels_say_how_many_classes_there_are() -> None:
+    assert federate(numbered(), clients=4, seed=0).classes == 5
+    assert federate(numbered(), clients=4, seed=0, classes=9).classes == 9
+    with pytest.raises(
+        BadInput, match=r"^classes must be given where the public .* 2 labels from 0 to 2; give classes=C"
+    ):
+        federate(from_arrays(torch.rand(9, 1), torch.arange(9) % 2 * 2, test=([[0.0]] * 2, [0, 2])), clients=1)
+    with pytest.raises(BadInput, match=r"^data 'own arrays' \(test split\) must have labels 0..1 for 2 classes, had"):
+        federate(from_arrays(torch.rand(9, 1), torch.arange(9) % 2, test=([[0.0]], [2]), classes=2), clients=1)
+    with pytest.raises(BadInput, match=r"^classes must be as data 'digits' says, 10, was 3; leave it out"):
+        federate("digits", clients=2, classes=3)
+    with pytest.raises(BadInput, match=r"^classes must be left out for floating-point targets, was 3"):
+        federate((torch.rand(9, 1), torch.rand(9)), clients=2, classes=3)
+
+
+def test_private_records_that_cannot_be_used_are_marked_and_stay() -> None:
+    x, y = torch.rand(100, 3), torch.arange(100) % 2
+    data = from_arrays(x.clone(), y.clone(), test=(x[:4].clone(), y[:4].clone()))
+    plain = federate(data, clients=2, seed=0)
+    private = torch.cat([own.x for own in plain.clients])
+    rows = [row for row in range(100) if (private == x[row]).all(dim=1).any()]
+    x[rows[0], 1], y[rows[1]], y[rows[2]] = torch.nan, 2, -1
+    with pytest.warns(
+        Caution, match=r"90 private .*: 1 with NaN or infinity, 2 with a label outside 0..1 \(give classes"
+    ):
+        marked = federate(dataclasses.replace(data, pool=from_arrays(x, y).pool), clients=2, seed=0)
+    assert marked.sizes == plain.sizes
+    lost = torch.cat([own.x for own in marked.clients]).isnan()
+    assert (int(lost.any(dim=1).sum()), int(lost.all(dim=1).sum())) == (3, 3)
+    assert {label for own in marked.clients for label in own.y.tolist()} == {0, 1}
+
+
+def test_integer_features_are_marked_by_what_no_table_has() -> None:
+    x, y = torch.arange(60).view(20, 3), torch.arange(20) % 2
+    y[3] = 7
+    tokens = Dataset("words", Records(x, y), Records(x[:2], torch.tensor([0, 1])), 2, "by hand")
+    with pytest.warns(Caution, match="1 with a label outside"):
+        federation = federate(tokens, clients=1, validation_share=0)
+    assert int((federation.clients[0].x == torch.iinfo(torch.int64).min).all(dim=1).sum()) == 1
 
 
 @each(
@@ -169,7 +243,7 @@ def test_data_too_small_to_split_is_refused() -> None:
 
 
 def test_a_tiny_pool_still_gives_everyone_something() -> None:
-    federation = federate(numbered(5), clients=3, seed=0)
+    federation = federate(numbered(5), clients=3, classes=5, seed=0)
     assert (federation.sizes, len(federation.validation), len(federation.test)) == ((1, 1, 1), 1, 1)
 
 
