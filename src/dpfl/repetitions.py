@@ -3,7 +3,7 @@
 The data, who takes part when, and so what is charged are the same in all repetitions of a budget; where the model
 starts, the batches and the noise are drawn anew in each. So one ledger stands for all of them, and the clients of all
 trainings are one cohort, which draws from one stream whatever the budgets are: for small models twenty trainings take
-little longer than one. All of it is a simulation: on people's records each repetition would cost its whole budget again.
+little longer than one. All of it is a simulation: on people's records each repetition would cost its budget again.
 """
 
 import math

@@ -1,6 +1,8 @@
 """Many trainings: noise that is drawn twice, people who are asked again and again, and what they are told of it."""
 
 import itertools
+import math
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -10,9 +12,11 @@ import torch
 from torch import Tensor
 
 import dpfl
+from dpfl.comparison import contenders
 from dpfl.federation import Federation
+from dpfl.privacy.gaussian_dp import epsilon_of, mu_of
 from dpfl.session import Session
-from dpfl.systems import DPSGDFedAvg, NbAFL, PEDPFL, PrivateSystem, UDP
+from dpfl.systems import PEDPFL, UDP, DPSGDFedAvg, NbAFL, PrivateSystem
 from grids import each
 
 DROWNED = 1e-3  # an ε at which an upload is all noise
@@ -95,3 +99,30 @@ def test_what_everybody_may_know_of_a_seed_stays() -> None:
     assert first.run != second.run
     assert [first.problem.schedule.cohort(at) for at in (1, 2)] == [second.problem.schedule.cohort(at) for at in (1, 2)]
     assert first.streams.public == second.streams.public
+
+
+def many(epsilon: float, trainings: int, delta: float = 1e-3) -> float:
+    """Return what so many trainings cost together, each exactly ε under Gaussian noise on all records."""
+    return float(epsilon_of(math.sqrt(trainings) * float(mu_of(epsilon, delta)), delta))
+
+
+def test_a_table_says_what_all_of_its_trainings_would_cost() -> None:
+    """Three systems with three seeds are nine trainings on the same people, at ε = 3 each."""
+    found = contenders(["udp", "fedsgd-dpc", "nbafl"], {"clients": 3, "sizes": 30, "rounds": 3})
+    whole = dpfl.compare(found, seeds=3, epsilon=3.0)
+    plain = whole.to_dict()
+    assert plain["together"] is None
+    assert plain["if_real"]["trainings"] == 9
+    assert plain["if_real"]["epsilon"] == pytest.approx(many(3.0, 9), rel=1e-3)
+    assert "the 9 trainings would cost each client's people ε ≤ 12.45 (replace) at δ = 0.001" in str(whole)
+    # The twin: the only ε that was printed.
+    assert max(row["true_epsilon"] for row in plain["systems"]) <= 3.0 < many(3.0, 9) / 4
+
+
+def test_a_search_pays_for_every_candidate(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('system = "udp"\nsearch.rounds = [1, 2, 3]\n')
+    found = contenders([str(tmp_path / "mine.toml")], {"clients": 3, "sizes": 30})
+    plain = dpfl.compare(found, seeds=2, epsilon=2.0).to_dict()
+    assert len(plain["systems"][0]["runs"]) == 2  # what is shown: the winner's
+    assert plain["if_real"]["trainings"] == 6
+    assert plain["if_real"]["epsilon"] == pytest.approx(many(2.0, 6), rel=1e-3)
