@@ -77,7 +77,7 @@ def at_true_epsilon(
     reached = -math.inf
     while (now := excess(high)) <= 0:
         if now == reached and system.calibration == "tight":  # its rounds end before its budget: it spends less
-            return replace(system, epsilon=math.exp(high - 1))
+            return replace(system, epsilon=epsilon * math.exp(round(high - math.log(epsilon)) - 1))
         reached, high = now, high + 1
         _require_reachable(system, high, epsilon)
     claim = float(brentq(excess, low, high, xtol=tolerance))

@@ -1,6 +1,7 @@
 """Many trainings: noise that is drawn twice, people who are asked again and again, and what they are told of it."""
 
 import itertools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dpfl.federation import Federation
 from dpfl.privacy.gaussian_dp import epsilon_of, mu_of
 from dpfl.session import Session
 from dpfl.systems import PEDPFL, UDP, DPSGDFedAvg, NbAFL, PrivateSystem
+from e2e.command_line import dpfl as command
 from grids import each
 
 DROWNED = 1e-3  # an ε at which an upload is all noise
@@ -126,3 +128,23 @@ def test_a_search_pays_for_every_candidate(tmp_path: Path) -> None:
     assert len(plain["systems"][0]["runs"]) == 2  # what is shown: the winner's
     assert plain["if_real"]["trainings"] == 6
     assert plain["if_real"]["epsilon"] == pytest.approx(many(2.0, 6), rel=1e-3)
+
+
+def test_a_check_trains_on_people_and_says_what_that_would_cost(tmp_path: Path) -> None:
+    """It printed "left uncounted  nothing", and then trained on everybody's records at each point of a grid."""
+    known = "".join(f"{name} = 1.0\n" for name in ("smoothness", "initial_gap", "gradient_bound", "lipschitz"))
+    (tmp_path / "known.toml").write_text(known + "strong_convexity = 0.5\npolyak_lojasiewicz = 0.4\ndivergence = 0.5\n")
+    told = command(
+        "plan", "udp", "--clients", "3", "--set", "sizes=30", "--epsilon", "2", "--lr", "0.5", "--constants", "known.toml",
+        "--seed", "1", "--max-rounds", "2", "--check", "--seeds", "2", "--json", cwd=tmp_path,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    plain = json.loads(told.stdout)
+    trainings = 2 * len(plain["check"]["grid"])
+    assert trainings == 4
+    assert plain["together"] is None
+    assert plain["check"]["if_real"]["trainings"] == trainings
+    assert plain["check"]["if_real"]["epsilon"] == pytest.approx(many(2.0, trainings), rel=1e-3)
+    # The twin: the predicted certificate, which knows of one of them, and of nothing uncounted.
+    assert plain["certificate"]["observers"]["server"]["epsilon"] == pytest.approx(2.0)
+    assert plain["certificate"]["uncounted"] == []

@@ -21,10 +21,10 @@ from dpfl import run_folder
 from dpfl.averages import standard_error
 from dpfl.comparison.contender import Contender, as_contenders
 from dpfl.config import Config
-from dpfl.errors import BadInput, require_count, require_one_of
+from dpfl.errors import BadInput, require_count
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.certificate import finite
-from dpfl.privacy.currency import COMMON_NEIGHBOURS, CommonNeighbours, Spendings, Unpriced, together
+from dpfl.privacy.currency import CommonNeighbours, Spendings, Unpriced, bill, common
 from dpfl.rehearsal import Rehearsal, at_true_epsilon
 from dpfl.report.comparison import save, text
 from dpfl.settings import COMPARED
@@ -149,8 +149,7 @@ def compare(
     out: a new folder for the table, the plot and every run.
     """
     require_count("seeds", seeds, "use at least 2 for a standard error")
-    require_one_of("neighbours", neighbours, COMMON_NEIGHBOURS)
-    currency = next(one for one in COMMON_NEIGHBOURS if one == neighbours)
+    currency = common(neighbours)
     compared = as_contenders(contenders)
     target = _common_epsilon(compared) if epsilon is None else Budget(epsilon, 0.5).epsilon
     if out is not None:
@@ -222,16 +221,10 @@ def _spent(rehearsal: Rehearsal, neighbours: CommonNeighbours) -> Spendings | No
 
 
 def _if_real(trained: Sequence[FairRun]) -> dict[str, Any]:
-    """Add up what all that has a price would cost together, at the least δ of any, were their noise no simulation."""
+    """Add up what all of it would cost at the least δ of any."""
     priced = [one for one in trained if one.spent is not None]
     delta = min((line.delta for one in priced for line in one.run.certificate.spending), default=None)
-    epsilon = None if delta is None else together([one.spent for one in priced if one.spent is not None], delta)
-    return {
-        "trainings": len(priced),
-        "epsilon": None if epsilon is None else finite(epsilon),
-        "delta": delta,
-        "not_counted": len(trained) - len(priced),
-    }
+    return bill([one.spent for one in trained], delta)
 
 
 def _mean(values: Sequence[float | None]) -> dict[str, float | None]:

@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from dpfl.errors import BadInput
+from dpfl.errors import BadInput, require_one_of
 from dpfl.orders import Neighbours, Order, RecordClip, Unit
 from dpfl.privacy.accounting import Mechanism, tight_each
 from dpfl.privacy.books import Release
@@ -28,7 +28,7 @@ from dpfl.privacy.ledger import release_of
 
 # One record replaced by any other, one record added or removed, or all records of one client replaced by any others.
 CommonNeighbours = Literal["replace", "add-remove", "client"]
-COMMON_NEIGHBOURS = get_args(CommonNeighbours)
+COMMON_NEIGHBOURS: tuple[CommonNeighbours, ...] = get_args(CommonNeighbours)
 
 Spendings = list[Counter[Mechanism]]  # what each client let out
 
@@ -113,6 +113,24 @@ def together(trainings: Sequence[Spendings], delta: float) -> float:
         prices = tight_each(spent, [delta] * len(spent))
         total += spent[prices.index(max(prices))]
     return tight_each([total], [delta])[0]
+
+
+def bill(trainings: Sequence[Spendings | None], delta: float | None) -> dict[str, Any]:
+    """Return as plain data what trainings would cost together, were their noise real; None among them has no price."""
+    priced = [spent for spent in trainings if spent is not None]
+    epsilon = together(priced, delta) if priced and delta is not None else 0.0
+    return {
+        "trainings": len(priced),
+        "epsilon": epsilon if math.isfinite(epsilon) else None,
+        "delta": delta,
+        "not_counted": len(trainings) - len(priced),
+    }
+
+
+def common(neighbours: str) -> CommonNeighbours:
+    """Return the name of common neighbours as such, or refuse it."""
+    require_one_of("neighbours", neighbours, COMMON_NEIGHBOURS)
+    return next(one for one in COMMON_NEIGHBOURS if one == neighbours)
 
 
 def _require_priced(promise: Promise | None) -> None:

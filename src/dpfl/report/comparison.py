@@ -7,15 +7,10 @@ from typing import Any
 
 from dpfl import run_folder
 from dpfl.report.tables import aligned, markdown
-from dpfl.report.together import SIMULATION, if_real
+from dpfl.report.together import CURRENCIES, simulated
 from dpfl.rounding import rounded_up
 
 _HEADING = ["", "promises", "claimed ε", "true ε", "rounds", "accuracy in %", "loss"]
-_CURRENCIES = {
-    "replace": "for one record, replaced by any other",
-    "add-remove": "for one record, added or removed",
-    "client": "for all records of one client, replaced by any others",
-}
 
 
 def text(comparison: Mapping[str, Any]) -> str:
@@ -40,7 +35,7 @@ def _parts(comparison: Mapping[str, Any]) -> list[str | list[list[str]]]:
     priced, apart = _sorted_out(comparison)
     parts: list[str | list[list[str]]] = []
     if priced:
-        parts += [f"true ε{_at(priced)} against the server, {_CURRENCIES[comparison['neighbours']]}", rows(priced)]
+        parts += [f"true ε{_at(priced)} against the server, {CURRENCIES[comparison['neighbours']]}", rows(priced)]
     if apart:
         parts += [
             "not comparable with these: no price in that currency; true ε as each promises it" if priced
@@ -48,7 +43,7 @@ def _parts(comparison: Mapping[str, Any]) -> list[str | list[list[str]]]:
             rows(apart),
             *(f"{one['label']}: {one['apart']}" for one in apart if one["claimed"]),
         ]  # fmt: skip
-    return [*parts, _all_of_it(comparison)]
+    return [*parts, simulated(comparison["if_real"], comparison["neighbours"])]
 
 
 def _at(systems: Sequence[Mapping[str, Any]]) -> str:
@@ -60,15 +55,6 @@ def _sorted_out(comparison: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]],
     """Return the systems that have a price in the currency, and those that have none."""
     systems = comparison["systems"]
     return [one for one in systems if one["neighbours"]], [one for one in systems if not one["neighbours"]]
-
-
-def _all_of_it(comparison: Mapping[str, Any]) -> str:
-    real = comparison["if_real"]
-    if not real["trainings"]:
-        return SIMULATION
-    uncounted = real["not_counted"]
-    besides = f" (without {uncounted} that have no price)" if uncounted else ""
-    return f"{SIMULATION}\n{if_real(real, comparison['neighbours'])}{besides}"
 
 
 def rows(systems: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -129,7 +115,7 @@ def draw(comparison: Mapping[str, Any], path: Path) -> None:
     ends.invert_yaxis()
     ends.set_xlabel(f"{label} ± standard error")
     ends.grid(alpha=0.3, axis="x")
-    figure.suptitle(f"a simulation; ε {_CURRENCIES[comparison['neighbours']]}", fontsize=10)
+    figure.suptitle(f"a simulation; ε {CURRENCIES[comparison['neighbours']]}", fontsize=10)
     figure.savefig(path, dpi=140)
 
 
