@@ -75,7 +75,6 @@ def made_up(cell: Cell, place: int) -> dict[str, Any]:
     calibration = getattr(cell.config.system, "calibration", None)
     privacy = {
         "unit": "record",
-        "unit": "record",
         "neighbours": "replace",
         "calibration": calibration,
         "claimed": 1.0,
