@@ -218,7 +218,7 @@ def _loss_distribution(mechanism: Mechanism, width: float) -> Any:
     make = made.from_gaussian_mechanism if mechanism.noise == "gaussian" else made.from_laplace_mechanism
     rate, relation = mechanism.sampling_rate, {}
     if mechanism.replaced:
-        if "neighboring_relation" not in inspect.signature(make).parameters:  # a package before 0.5
+        if "neighboring_relation" not in inspect.signature(make).parameters:  # an older package
             return _loss_distribution(mechanism.unsampled, width)
         relation = {"neighboring_relation": dp_accounting().NeighboringRelation.REPLACE_ONE}
     return make(mechanism.multiplier, value_discretization_interval=width, sampling_prob=rate, **relation)
