@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfl.errors import BadInput, choose, suggestion
-from dpfl.options import option_names, read_toml
+from dpfl.options import deciding, option_names, read_toml
 from dpfl.settings import Settings as Settings
 from dpfl.systems import SYSTEMS, System
 
@@ -37,6 +37,19 @@ class Config:
         """
         seedless = replace(self, settings=replace(self.settings, seed=None, data_seed=None))
         return hashlib.sha256(seedless.to_toml().encode()).hexdigest()[:12]
+
+    @property
+    def simulated(self) -> str:
+        """Return what names the noise of a simulation: the system, its options and the data, nothing of how it is run.
+
+        Trainings that differ in any of these share a seed, its cohorts and its first model, but no noise: one would be
+        subtracted from the other, and a comparison of both would count the same luck twice. Where noise is given, a
+        budget only says when to stop, and the beginning of a training has its name: what it releases is the same.
+        """
+        course = self.system.course
+        options = deciding(self.system if course is None else course[0])
+        text = json.dumps([self.system.name, options, deciding(self.settings.of_data)], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def parse(table: Mapping[str, Any]) -> Config:

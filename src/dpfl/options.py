@@ -24,6 +24,19 @@ def option_names(kind: "type[DataclassInstance]") -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
+def deciding(options: "DataclassInstance") -> dict[str, Any]:
+    """Return the fields that say something: not None, nor added by a later release (`metadata`) and at their default.
+
+    What is named by these keeps its name when an option is added.
+    """
+    values = ((field, getattr(options, field.name)) for field in fields(options))
+    return {
+        field.name: value
+        for field, value in values
+        if value is not None and not ("added" in field.metadata and value == field.default)
+    }
+
+
 def fit_fields(options: "DataclassInstance") -> None:
     """Bring every field of a (frozen) dataclass into the form its annotation asks for; call it in `__post_init__`."""
     hints = _hints(type(options))

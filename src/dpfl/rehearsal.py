@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, get_args
 
 import torch
@@ -16,6 +17,7 @@ from dpfl.orders import NEEDS, Need, Question
 from dpfl.privacy.allowed import Allowed, Course, Filters, Rounds
 from dpfl.privacy.budget import Observer
 from dpfl.privacy.certificate import Certificate, certify, views_of
+from dpfl.privacy.currency import CommonNeighbours, Sent, Spendings, Unpriced, kind_of, price, spendings
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import walk
 from dpfl.server.evaluation import Score
@@ -24,15 +26,21 @@ from dpfl.streams import Streams
 from dpfl.systems import PrivateSystem, System
 
 
-def is_true(system: PrivateSystem[Any], sizes: Sequence[int], observer: Observer = "server") -> bool:
-    """Tell whether what a system promises is what the observer may learn, by exact accounting.
+def is_true(
+    system: PrivateSystem[Any],
+    sizes: Sequence[int],
+    observer: Observer = "server",
+    neighbours: CommonNeighbours | None = None,
+) -> bool:
+    """Tell whether what a system promises is what the observer may learn, for these neighbours, by exact accounting.
 
     Who sees less than the promise is made for learns less: of a promise to eavesdroppers, who only reads the models.
     """
     promise = system.promise(sizes)
     overhears_all = observer == "server" and (promise.exposures or 0) >= system.rounds
     sees_most = next(one for one in get_args(Observer) if one in promise.against)
-    return promise.calibration == "tight" and (observer == sees_most or overhears_all)
+    same_currency = neighbours is None or kind_of(neighbours) == (promise.unit, promise.neighbours)
+    return promise.calibration == "tight" and same_currency and (observer == sees_most or overhears_all)
 
 
 def at_true_epsilon(
@@ -41,75 +49,121 @@ def at_true_epsilon(
     epsilon: float,
     streams: Streams,
     *,
+    neighbours: CommonNeighbours | None = None,
     observer: Observer = "server",
     tolerance: float = 1e-5,
 ) -> PrivateSystem[Any]:
     """Return the system with the claimed ε at which no client really loses more than `epsilon` against the observer.
 
+    neighbours: those that all are priced in; the system's own if left out.
     tolerance: how far below, as a part of ε, that may be.
+
+    Raises `Unpriced` where what the system lets out has no price under these neighbours, or no claim comes to this one.
     """
-    if is_true(system, sizes, observer):
+    if is_true(system, sizes, observer, neighbours):
         return system
 
     def excess(log_claim: float) -> float:
-        seen = rehearse(replace(system, epsilon=math.exp(log_claim)), sizes, streams).observers[observer].epsilon
-        return 50.0 if seen is None else min(max(math.log(max(seen, 1e-30) / epsilon), -50.0), 50.0)
+        claiming = replace(system, epsilon=math.exp(log_claim))
+        try:
+            seen = _seen(claiming, sizes, streams, neighbours, observer)
+        except Unpriced:
+            raise
+        except BadInput:  # so little that it cannot even begin
+            if log_claim >= math.log(epsilon):
+                raise
+            return -50.0
+        return min(max(math.log(max(seen, 1e-30) / epsilon), -50.0), 50.0)
 
     low = high = math.log(epsilon)
     while excess(low) > 0:
         low -= 1
         _require_reachable(system, low, epsilon)
-    while excess(high) <= 0:
-        high += 1
+    reached = -math.inf
+    while (now := excess(high)) <= 0:
+        if now == reached and system.calibration == "tight":  # its rounds end before its budget: it spends less
+            return replace(system, epsilon=epsilon * math.exp(round(high - math.log(epsilon)) - 1))
+        reached, high = now, high + 1
         _require_reachable(system, high, epsilon)
     claim = float(brentq(excess, low, high, xtol=tolerance))
     while excess(claim) > 0:  # steps are whole numbers: end on the safe side
         claim -= tolerance
-    return replace(system, epsilon=math.exp(claim))
+    found = replace(system, epsilon=math.exp(claim))
+    try:
+        _seen(found, sizes, streams, neighbours, observer)
+    except BadInput as refusal:  # so little that it cannot even begin
+        raise Unpriced(str(refusal)) from None
+    return found
+
+
+def _seen(
+    system: PrivateSystem[Any],
+    sizes: Sequence[int],
+    streams: Streams,
+    neighbours: CommonNeighbours | None,
+    observer: Observer,
+) -> float:
+    if neighbours is not None:
+        return Rehearsal(system, sizes, streams).price(neighbours, observer)
+    seen = rehearse(system, sizes, streams).observers[observer].epsilon
+    return math.inf if seen is None else seen
 
 
 def _require_reachable(system: PrivateSystem[Any], log_claim: float, epsilon: float) -> None:
     if abs(log_claim - math.log(epsilon)) > 15:
-        raise BadInput(
+        raise Unpriced(
             f"epsilon must be one that {system.name} can really spend, was {epsilon:g}: no claim of its formula comes"
             " near; choose another"
         )
 
 
 def rehearse(system: System[Any], sizes: Sequence[int], streams: Streams) -> Certificate:
-    """Return the certificate of a training that spends all it may, by pricing its orders and training nobody.
+    """Return the certificate of a training that spends all it may, by pricing its orders and training nobody."""
+    return Rehearsal(system, sizes, streams).certificate
+
+
+class Rehearsal:
+    """A training that spends all it may: its orders are priced and nobody trains.
 
     A controller is told what lets it go on longest: losses that keep falling, and no curvature to speak of (each local
     step moves the model by nearly the same).
     """
-    ledger = _rehearsed(system, sizes, streams)
-    return certify(ledger.books, ledger.run)
+
+    def __init__(self, system: System[Any], sizes: Sequence[int], streams: Streams) -> None:
+        """Walk all its rounds."""
+        self.promise, self.sizes, self._follows = system.promise(sizes), tuple(sizes), follows_uploads(system)
+        session = _opened(system, sizes, streams)
+        self._ledger, self.rounds = session.ledger, list[Sent]()
+        state = session.begin()
+        for reached, outcome in walk(session, state):
+            downlink = system.downlink(state, outcome.answered)
+            weights = system.weights(state, outcome.answered) if outcome.answered else {}
+            self.rounds.append(Sent(outcome.orders, weights, downlink.std if downlink else 0.0))
+            state = reached
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        """Return what its certificate would say."""
+        return certify(self._ledger.books, self._ledger.run)
+
+    @property
+    def course(self) -> Course:
+        """Return what every observer would see of each client."""
+        assert self.promise is not None
+        return Course(views_of(self._ledger.books, self._ledger.run, self.promise))
+
+    def price(self, neighbours: CommonNeighbours, observer: Observer = "server") -> float:
+        """Return the ε under these neighbours, of the client that loses most."""
+        return price(
+            self.promise, self.rounds, self.sizes, neighbours, observer=observer, follows_uploads=self._follows
+        )
+
+    def spendings(self, neighbours: CommonNeighbours) -> Spendings:
+        """Return what each client lets out towards the server, in this currency."""
+        return spendings(self.promise, self.rounds, self.sizes, neighbours)
 
 
-def allowance(system: System[Any], sizes: Sequence[int], streams: Streams) -> Allowed | None:
-    """Return what a training may let out at most, for its ledger to write down; None where nothing is promised."""
-    promise = system.promise(sizes)
-    if promise is None:
-        return None
-    if follows_training(system) or system.until_spent:
-        if promise.calibration == "tight":
-            return Filters()
-        ledger = _rehearsed(system, sizes, streams)
-        return Course(views_of(ledger.books, ledger.run, promise))
-    session = _rehearsal(system, sizes, streams)
-    rounds = session.begin().rounds
-    return Rounds(rounds, [int(count) for count in session.problem.schedule.replies(1, rounds)])
-
-
-def _rehearsed(system: System[Any], sizes: Sequence[int], streams: Streams) -> Ledger:
-    """Play a training whose clients compute nothing, and return what it was charged."""
-    session = _rehearsal(system, sizes, streams)
-    for _ in walk(session, session.begin()):
-        pass
-    return session.ledger
-
-
-def _rehearsal(system: System[Any], sizes: Sequence[int], streams: Streams) -> Session[Any]:
+def _opened(system: System[Any], sizes: Sequence[int], streams: Streams) -> Session[Any]:
     """Open a training whose clients compute nothing."""
     promise = system.promise(sizes)
     filtered = promise is not None and promise.calibration == "tight" and follows_training(system)
@@ -120,6 +174,18 @@ def _rehearsal(system: System[Any], sizes: Sequence[int], streams: Streams) -> S
     model = Model(_OneParameter(), lambda outputs, targets: outputs)
     problem = problem_of(system, sizes, 1, streams)
     return Session(system, problem, model, PricedClients(len(sizes)), ledger, streams, _FallingLoss())
+
+
+def allowance(system: System[Any], sizes: Sequence[int], streams: Streams) -> Allowed | None:
+    """Return what a training may let out at most, for its ledger to write down; None where nothing is promised."""
+    promise = system.promise(sizes)
+    if promise is None:
+        return None
+    if follows_training(system) or system.until_spent:
+        return Filters() if promise.calibration == "tight" else Rehearsal(system, sizes, streams).course
+    session = _opened(system, sizes, streams)
+    rounds = session.begin().rounds
+    return Rounds(rounds, [int(count) for count in session.problem.schedule.replies(1, rounds)])
 
 
 class PricedClients:

@@ -2,7 +2,8 @@
 
 The data, who takes part when, and so what is charged are the same in all repetitions of a budget; where the model
 starts, the batches and the noise are drawn anew in each. So one ledger stands for all of them, and the clients of all
-trainings are one cohort: for small models twenty trainings take little longer than one.
+trainings are one cohort, which draws from one stream whatever the budgets are: for small models twenty trainings take
+little longer than one. All of it is a simulation: on people's records each repetition would cost its budget again.
 """
 
 import math
@@ -132,6 +133,7 @@ def repeat(
 
     if system.promise(federation.sizes) is None:
         require_usable(federation)
+    config = Config(system, settings_of(federation, **asdict(chosen) | {"model": learner.name}))
     started = time.perf_counter()
     starts = torch.stack([one.vector().to(target) for one in learners])
     trainings = []
@@ -143,7 +145,7 @@ def repeat(
         session = Session(
             budgeted, problem_of(budgeted, federation.sizes, learner.dim, shared), learner,
             RepeatedClients(clients, streams), ledger, shared.part("server", place), PublicSplit(learner, validation),
-            on_uploads,
+            on_uploads, replace(config, system=budgeted).simulated,
         )  # fmt: skip
         trainings.append(_Training(session, session.begin(starts)))
     if on_open is not None:
@@ -162,7 +164,6 @@ def repeat(
     seconds = time.perf_counter() - started
     results = [one.finish(validation, seconds) for one in trainings]
     if folder is not None:
-        config = Config(system, settings_of(federation, **asdict(chosen) | {"model": learner.name}))
         run_folder.create(folder, config.to_toml())
         run_folder.write_json(folder, "repetitions.json", {"budgets": [result.to_dict() for result in results]})
     return results

@@ -45,6 +45,7 @@ class Session(Generic[S]):
     streams: Streams  # public root, secret keys
     public: Public  # what models are judged by between rounds, if anything
     on_uploads: OnUploads | None = None  # an audit or a log that looks at every client
+    simulated: str = "simulation"  # what names the noise under a seed; sessions that share both share all draws
 
     def __post_init__(self) -> None:
         system = self.system
@@ -77,7 +78,7 @@ class Session(Generic[S]):
     @property
     def run(self) -> str:
         """Return what names the run's noise: its name in the ledger, but for simulations, which are to be repeated."""
-        return "simulation" if self.streams.seeded else self.ledger.run.name
+        return self.simulated if self.streams.seeded else self.ledger.run.name
 
     def begin(self, model: Tensor | None = None) -> S:
         """Return where the training stands before its first round.

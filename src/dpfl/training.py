@@ -196,7 +196,7 @@ def train(
     session = Session(
         system, problem_of(system, federation.sizes, learner.dim, streams), learner, performers,
         ledger_in(books=None if chosen.ledger is None else Books(Path(chosen.ledger), create=False)), streams,
-        PublicSplit(learner, validation), on_uploads,
+        PublicSplit(learner, validation), on_uploads, config.simulated,
     )  # fmt: skip
     state = session.begin()
     if chosen.ledger is None:  # what cannot begin leaves nothing behind: only now is a new ledger made

@@ -136,7 +136,11 @@ def test_every_system_with_a_bound_is_planned(args: tuple[str, ...], folder: Pat
     assert text.returncode == 0, text.stderr
     said = text.stdout.splitlines()
     assert said[0].startswith(f"{args[0]}: {found['rounds']} round")
-    assert "predicted certificate" in said
+    assert "predicted certificate, of the run that is planned here" in said
+    assert any(
+        line.startswith("all of this together: ε = 0, since only public records were looked at") for line in said
+    )
+    assert found["together"] == 0.0
     assert said[-1] == "to run it    dpfl run q/config.toml"
     assert all(f"  - {sentence}" in said for sentence in found["why"])
     written = tomllib.loads((folder / "p/config.toml").read_text())
@@ -176,9 +180,15 @@ def test_a_pilot_a_search_and_a_check(folder: Path) -> None:
     assert found["check"]["regret"] == pytest.approx(found["check"]["planned"]["loss"] / best - 1)
     assert json.loads((folder / "p/plan.json").read_text())["check"] == found["check"]
     assert tomllib.loads((folder / "p/config.toml").read_text())["lr"] == found["options"]["lr"]
+    assert found["together"] is found["check"]["together"] is None
+    points = len(found["check"]["grid"])
+    assert found["check"]["if_real"]["trainings"] == 2 * points
     text = dpfl("plan", *command[:-4], "--check", "--seeds", "1", cwd=folder)
     assert text.returncode == 0, text.stderr
     assert "regret" in text.stdout
+    assert "nobody's records were protected here" in text.stdout
+    assert f"the {points} trainings would cost each client's people ε ≤ " in text.stdout
+    assert "ε = 0" not in text.stdout
 
 
 @pytest.mark.usefixtures("no_estimates")
@@ -208,7 +218,7 @@ def test_a_recommendation_is_one_document(tmp_path: Path, monkeypatch: pytest.Mo
     command = ("plan", "--recommend", *SMALL, "--epsilon", "3", "--rounds", "5", "--lr", "0.1", "--set", "proximal=20",
                "--method", "bound")  # fmt: skip
     found = only_json(dpfl(*command, "--json", cwd=tmp_path))
-    assert set(found) >= PROMISED | {"recommended", "ranking", "epsilon", "against", "method"}
+    assert set(found) >= PROMISED | {"recommended", "ranking", "epsilon", "against", "method", "neighbours", "together"}
     assert (found["epsilon"], found["against"], found["method"]) == (3.0, "server", "bound")
     ranked = [one["system"] for one in found["ranking"]]
     assert set(ranked) == {"dp-fedavg", "udp", "nbafl", "ali-dpfl", "fedsgd-dpc"}

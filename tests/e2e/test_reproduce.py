@@ -52,6 +52,8 @@ def test_a_table_with_ours_the_paper_s_and_that_at_true_epsilon(mine: Path, tmp_
         assert part in done.stdout
     assert "| more rounds are better |" in done.stdout
     assert "`dpfl reproduce mine`, seed 1, " in done.stdout
+    assert "a simulation, which runs on seeds: nobody's records were protected here" in done.stdout
+    assert "for the neighbours of its paper: one record, replaced by any other (`udp`)" in done.stdout
     assert (tmp_path / "r" / "mine.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "r" / "mine.md").read_text().startswith("## rounds on digits")
 

@@ -16,8 +16,7 @@ from dpfl.comparison import Contender, compare, contenders
 from dpfl.errors import BadInput
 from dpfl.privacy import paper_formulas
 from dpfl.rehearsal import at_true_epsilon, rehearse
-from dpfl.report.comparison import rows, text
-from dpfl.report.tables import markdown
+from dpfl.report.comparison import in_markdown, text
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, UDP, DPFedAvg, DPSGDFedAvg, FedAvg, FedSGDDPC, Lei, NbAFL, PrivateSystem
 from grids import each
@@ -207,10 +206,48 @@ def test_what_is_printed_comes_from_what_is_kept(tmp_path: Path) -> None:
     whole = compare(small("udp", "fedavg"), seeds=2, epsilon=2.0, out=tmp_path / "c")
     kept = json.loads((tmp_path / "c/comparison.json").read_text())
     assert text(kept) == str(whole)
-    assert (tmp_path / "c/comparison.md").read_text() == markdown(rows(kept["systems"]))
-    assert "What rows protect differs" not in str(whole)
-    kept["systems"].append(kept["systems"][0] | {"unit": "client"})
-    assert "What rows protect differs" in text(kept)
+    assert (tmp_path / "c/comparison.md").read_text() == in_markdown(kept)
+    assert "true ε at δ = 0.001 against the server, for one record, replaced by any other" in str(whole)
+    assert "a simulation, which runs on seeds: nobody's records were protected here" in str(whole)
+
+
+def test_what_has_no_price_in_the_currency_stands_apart_with_a_reason() -> None:
+    found = small("udp", "adap-dpfl", "fedavg", epsilon=20.0)
+    told = str(whole := compare(found, seeds=1))
+    ranked, apart = told.split("not comparable with these: no price in that currency")
+    assert "\nudp " in ranked
+    assert "adap-dpfl" not in ranked
+    assert "\nadap-dpfl " in apart
+    assert "adap-dpfl: noise that is chosen along the way must be on all records" in apart
+    assert "fedavg " in apart
+    udp, adap, fedavg = whole.to_dict()["systems"]
+    assert (udp["neighbours"], udp["apart"]) == ("replace", None)
+    assert adap["neighbours"] is adap["true_epsilon"] is fedavg["neighbours"] is None
+    assert adap["promise"] == {
+        "unit": "record", "neighbours": "add-remove", "epsilon": 20.0, "delta": 1e-3, "true_epsilon": 20.0,
+    }  # fmt: skip
+    assert fedavg["promise"] is None
+    assert str(compare(small("fedavg"), seeds=1)).startswith("not comparable: no price in one currency")
+    alone = compare(found[1:2], seeds=1, neighbours="add-remove").to_dict()  # where its filter holds
+    assert alone["systems"][0]["true_epsilon"] == 20.0
+    assert alone["if_real"]["not_counted"] == 1
+
+
+@each("neighbours", ["replace", "add-remove", "client"])
+def test_all_rows_are_priced_in_the_currency_asked_for(neighbours: str) -> None:
+    rows = compare(small("udp", "dp-fedavg"), seeds=1, epsilon=4.0, neighbours=neighbours).to_dict()["systems"]
+    for row in rows:
+        assert row["neighbours"] == neighbours
+        assert row["true_epsilon"] == pytest.approx(4.0, rel=1e-3)
+        assert row["true_epsilon"] <= 4.0
+    udp, whole_clients = (row["claimed"]["epsilon"] for row in rows)
+    assert whole_clients == pytest.approx(4.0)  # one record without a bound of its own costs as much as its client
+    assert {"replace": udp == 4.0, "add-remove": udp > 8, "client": udp < 0.1}[neighbours]
+
+
+def test_a_currency_that_there_is_not_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"^neighbours must be one of replace, add-remove, client, was 'both'"):
+        compare(small("udp"), seeds=1, neighbours="both")
 
 
 def test_a_search_shows_the_candidate_with_the_least_public_loss(tmp_path: Path) -> None:

@@ -127,9 +127,9 @@ def test_a_session_is_frozen_and_shown_before_the_first_round() -> None:
     with pytest.raises(FrozenInstanceError):
         session.system = dpfl.UDP()  # type: ignore[misc]
     assert session.clients.engine.name == "stacked, a whole cohort at once"
-    assert session.run == "simulation"
+    assert session.run == session.simulated
     real = replace(session, streams=Streams(None))
-    assert real.run == session.ledger.run.name != "simulation"
+    assert real.run == session.ledger.run.name != session.simulated
 
 
 def test_what_cannot_begin_leaves_nothing_behind(tmp_path: Any) -> None:

@@ -8,11 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from dpfl.cli import app, fresh_folder
-from dpfl.cli.problem import ALL_SYSTEMS, AsJson, NamesSystems, describes_a_problem
+from dpfl.cli.problem import ALL_SYSTEMS, AsJson, InNeighbours, NamesSystems, describes_a_problem
 
 _EPILOG = """[bold]Examples[/bold]
 
 dpfl compare udp ali-dpfl fedsgd-dpc --epsilon 3 --seeds 5
+
+dpfl compare udp dp-fedavg --epsilon 8 --neighbours client
 
 dpfl compare udp.toml crd.toml optimal.toml --data mnist --clients 50
 
@@ -35,6 +37,7 @@ def compare(
         typer.Option(metavar="X", help="True ε for all, against the server; what all promise if left out."),
     ] = None,
     delta: Annotated[float | None, typer.Option(metavar="Y", help="δ for all; each system's own if left out.")] = None,
+    neighbours: InNeighbours = "replace",
     seeds: Annotated[int, typer.Option(metavar="S", help="Runs of each system, with seeds 1 to S.")] = 3,
     out: Annotated[Path | None, typer.Option(help="Folder for all runs; a new one below runs/ when left out.")] = None,
     as_json: AsJson = False,
@@ -44,7 +47,7 @@ def compare(
 
     whole = comparison.compare(
         comparison.contenders(names, named), seeds=seeds, epsilon=epsilon, delta=delta,
-        out=out or fresh_folder("compare"),
+        neighbours=neighbours, out=out or fresh_folder("compare"),
         on_run=lambda label, seed: print(f"{label}, seed {seed} of {seeds}", file=sys.stderr),
     )  # fmt: skip
     print(json.dumps(whole.to_dict(), ensure_ascii=False) if as_json else f"{whole}\n\nall runs  {whole.out}")

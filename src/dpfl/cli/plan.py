@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dpfl.cli import app, fresh_folder, note, pair
-from dpfl.cli.problem import AsJson, base, describes_a_problem
+from dpfl.cli.problem import AsJson, InNeighbours, base, describes_a_problem
 from dpfl.errors import BadInput
 
 _EPILOG = """[bold]Examples[/bold]
@@ -77,18 +77,19 @@ def plan(
     trusted: Annotated[
         str, typer.Option(metavar="nobody|server", help="With --recommend: whom clients trust with their uploads.")
     ] = "nobody",
+    neighbours: InNeighbours = "replace",
     out: Annotated[Path | None, typer.Option(help="Folder for the plan; a new one below runs/ when left out.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose rounds, local steps and clients a round for a budget, and say why."""
     from dpfl import config, planning, run_folder
-    from dpfl.planning.output import save, text
+    from dpfl.planning.output import as_plain, save, text
     from dpfl.training import federation_of, settled
 
     if recommend:
         ranking = planning.recommend(
-            named, systems=() if what is None else (what,), trusted=trusted, method=method or "pilot",
-            most_rounds=named.pop("rounds", max_rounds), time_limit=time_limit, on_trial=note,
+            named, systems=() if what is None else (what,), trusted=trusted, neighbours=neighbours,
+            method=method or "pilot", most_rounds=named.pop("rounds", max_rounds), time_limit=time_limit, on_trial=note,
         )  # fmt: skip
         print(json.dumps(ranking.to_dict(), ensure_ascii=False) if as_json else str(ranking))
         return
@@ -110,13 +111,13 @@ def plan(
         )  # fmt: skip
         checked = None
         if check:
-            checked = planning.check(task, found, seeds=seeds, on_run=note)
+            checked = planning.check(task, found, seeds=seeds, neighbours=neighbours, on_run=note)
     except KeyboardInterrupt:
         print("dpfl: the plan was interrupted; nothing was written", file=sys.stderr)
         raise typer.Exit(130) from None
     save(found, parsed, folder, checked)
     if as_json:
-        plain = found.to_dict() | ({} if checked is None else {"check": checked.to_dict()})
+        plain = as_plain(found, checked)
         print(json.dumps(plain | {"out": str(folder)}, ensure_ascii=False))
         return
     if sys.stderr.isatty():

@@ -30,6 +30,13 @@ OF_SYSTEMS = {
 
 ALL_SYSTEMS = "ALL_SYSTEMS"  # stands in a help for their names
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+InNeighbours = Annotated[
+    str,
+    typer.Option(
+        metavar="replace|add-remove|client",
+        help="What the true ε of all is for: a record replaced, or added or removed, or all of a client replaced.",
+    ),
+]
 _Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the config, such as discount=0.9.")
 ]

@@ -53,6 +53,7 @@ def reproduce(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Repeat tables and figures of the five papers, next to what they become at true ε."""
+    from dpfl.experiments.pages import what_is_private
     from dpfl.experiments.reading import find
     from dpfl.experiments.run import reproduce as carry_out
     from dpfl.experiments.run import write_pages
@@ -80,6 +81,7 @@ def reproduce(
         print(json.dumps(plain[0] if len(plain) == 1 else {"experiments": plain}, ensure_ascii=False))
         return
     print("\n".join(one.markdown() for one in results))
+    print(what_is_private(results))
     print(f"tables and plots  {folder}")
 
 

@@ -1,9 +1,13 @@
-"""Several systems on the same data at the same true ε, over several seeds.
+"""Several systems on the same data at the same true ε in one currency, over several seeds.
 
-Systems claim ε in different currencies. Here each is given the claim at which a record (or client: what its certificate
-protects stands in the table) really loses no more than the target against the server, by the exact accounting of its
-own releases. Where the promise is true already, that is the target itself; a paper's formula, or a promise against an
-eavesdropper alone, is rehearsed (every order priced, nobody trained) until its true ε meets the target.
+Systems claim ε for different neighbours, against different observers, by different formulas. Here each is given the
+claim at which a record (replaced, or added or removed: the same for all; or a client's whole data) really loses no more
+than the target against the server, by the exact accounting of its own orders. Where the promise is that already, it is
+the target itself; else it is rehearsed (every order priced, nobody trained) until its true ε meets the target. What has
+no price in that currency is trained at the target as its own claim, and stands apart.
+
+All of it runs on seeds: it is a simulation, in which nobody's records are protected. What the same trainings would cost
+the people whose records they see is added up all the same, those of a search too.
 """
 
 import math
@@ -20,7 +24,8 @@ from dpfl.config import Config
 from dpfl.errors import BadInput, require_count
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.certificate import finite
-from dpfl.rehearsal import at_true_epsilon, is_true
+from dpfl.privacy.currency import CommonNeighbours, Spendings, Unpriced, bill, common
+from dpfl.rehearsal import Rehearsal, at_true_epsilon
 from dpfl.report.comparison import save, text
 from dpfl.settings import COMPARED
 from dpfl.streams import Streams
@@ -28,6 +33,18 @@ from dpfl.systems import PrivateSystem, System
 from dpfl.training import Run, federation_of, run
 
 OnRun = Callable[[str, int], None]  # told before each run: whose, and with which seed
+
+_MORE = 1 + 1e-3  # how much more than it was rehearsed to spend a training may be certified for, by rounding
+
+
+@dataclass(frozen=True)
+class FairRun:
+    """One training, and its price in the currency of the comparison: for a training that spends all it may."""
+
+    run: Run
+    epsilon: float | None  # None where it has none
+    spent: Spendings | None  # what each client let out, as far as that can be added up
+    why: str | None  # it has no price
 
 
 @dataclass(frozen=True)
@@ -37,20 +54,40 @@ class Result:
     label: str
     config: Config
     searched: dict[str, Any]
-    runs: tuple[Run, ...]
+    neighbours: CommonNeighbours
+    fair: tuple[FairRun, ...]
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Return the trainings themselves."""
+        return tuple(one.run for one in self.fair)
+
+    @property
+    def true_epsilon(self) -> float | None:
+        """Return the ε that all the trainings keep, each by itself; None where one has no price."""
+        priced = [one.epsilon for one in self.fair if one.epsilon is not None]
+        return max(priced) if len(priced) == len(self.fair) else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
         first = self.runs[0].certificate
-        spent = [run.certificate.observers["server"].epsilon for run in self.runs]
+        own = [run.certificate.observers["server"].epsilon for run in self.runs]
+        promise = {
+            "unit": first.unit, "neighbours": first.neighbours, "epsilon": first.claimed and first.claimed["epsilon"],
+            "delta": first.claimed and first.claimed["delta"],
+            "true_epsilon": None if None in own else max(value for value in own if value is not None),
+        }  # fmt: skip
+        true = self.true_epsilon
         return {
             "label": self.label,
             "system": self.config.system.name,
             "calibration": first.calibration,
-            "unit": first.unit,
-            "neighbours": first.neighbours,
+            "neighbours": None if true is None else self.neighbours,
+            "true_epsilon": true,
+            "together": None,  # these are simulations
+            "apart": next((one.why for one in self.fair if one.why is not None), None),
             "claimed": first.claimed,
-            "true_epsilon": None if None in spent else max(value for value in spent if value is not None),
+            "promise": None if first.claimed is None else promise,
             "uncounted": list(first.uncounted),
             "searched": self.searched,
             "rounds": _mean([float(run.rounds) for run in self.runs]),
@@ -67,9 +104,11 @@ class Comparison:
 
     epsilon: float
     delta: float | None
+    neighbours: CommonNeighbours
     seeds: int
     settings: dict[str, Any]
     results: tuple[Result, ...]
+    if_real: dict[str, Any]  # what all trainings together, those of a search too, would cost the people they see
     out: Path | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,7 +116,10 @@ class Comparison:
         return {
             "epsilon": finite(self.epsilon),
             "delta": self.delta,
+            "neighbours": self.neighbours,
             "seeds": self.seeds,
+            "together": None,  # nobody's records were protected: noise that follows from a seed can be subtracted
+            "if_real": self.if_real,
             "settings": self.settings,
             "systems": [result.to_dict() for result in self.results],
             "out": None if self.out is None else str(self.out),
@@ -93,36 +135,41 @@ def compare(
     seeds: int = 3,
     epsilon: float | None = None,
     delta: float | None = None,
+    neighbours: str = "replace",
     out: Path | None = None,
     on_run: OnRun | None = None,
 ) -> Comparison:
-    """Run every contender with seeds 1 to `seeds` at the same true (ε, δ) against the server.
+    """Run every contender with seeds 1 to `seeds` at the same true (ε, δ) against the server, in one currency.
 
     contenders: what `dpfl.contenders` reads, or systems and names of systems, on the usual data.
     epsilon: the target; None for what all of them promise, where that is the same.
     delta: likewise; each system keeps its own where it is None.
+    neighbours: what ε is for: a record replaced ("replace"), or added or removed ("add-remove"), or all records of a
+        client replaced ("client").
     out: a new folder for the table, the plot and every run.
     """
     require_count("seeds", seeds, "use at least 2 for a standard error")
+    currency = common(neighbours)
     compared = as_contenders(contenders)
     target = _common_epsilon(compared) if epsilon is None else Budget(epsilon, 0.5).epsilon
     if out is not None:
         run_folder.claim(out, force=False)
-    results = []
+    results, trained = [], []
     for contender in compared:
         tried = []
         for choice, config in contender.candidates():
             name = "-".join([contender.label, *(f"{key}={value}" for key, value in choice.items())])
-            runs = []
+            fair = []
             for seed in range(1, seeds + 1):
                 if on_run is not None:
                     on_run(name, seed)
-                fair = _fair(config, seed, target, delta)
-                runs.append(run(fair, out=None if out is None else out / name / f"seed-{seed}"))
-            tried.append(Result(contender.label, config, choice, tuple(runs)))
+                folder = None if out is None else out / name / f"seed-{seed}"
+                fair.append(_fair_run(config, seed, target, delta, currency, folder))
+            tried.append(Result(contender.label, config, choice, currency, tuple(fair)))
+            trained += fair
         results.append(min(tried, key=_public_loss))
     shared = {key: getattr(compared[0].config.settings, key) for key in COMPARED}
-    whole = Comparison(target, delta, seeds, shared, tuple(results), out)
+    whole = Comparison(target, delta, currency, seeds, shared, tuple(results), _if_real(trained), out)
     if out is not None:
         save(whole.to_dict(), out)
     return whole
@@ -144,16 +191,40 @@ def _public_loss(result: Result) -> float:
     return statistics.fmean(math.inf if loss is None else loss for loss in losses)
 
 
-def _fair(config: Config, seed: int, epsilon: float, delta: float | None) -> Config:
-    """Return the config with this seed, and with the claim at which its true ε is the target."""
-    settings = replace(config.settings, seed=seed)
-    if not isinstance(config.system, PrivateSystem):
-        return Config(config.system, settings)
+def _fair_run(
+    config: Config, seed: int, epsilon: float, delta: float | None, neighbours: CommonNeighbours, out: Path | None
+) -> FairRun:
+    """Train with this seed and with the claim at which the true ε is the target, in this currency."""
+    settings, system = replace(config.settings, seed=seed), config.system
+    if not isinstance(system, PrivateSystem):
+        return FairRun(run(Config(system, settings), out=out), None, None, "it promises nothing")
     changed: dict[str, Any] = {"epsilon": epsilon} | ({} if delta is None else {"delta": delta})
-    system = replace(config.system, **changed)
-    if is_true(system, [1] * settings.clients):
-        return Config(system, settings)
-    return Config(at_true_epsilon(system, federation_of(settings).sizes, epsilon, Streams(seed)), settings)
+    claiming, sizes, streams = replace(system, **changed), federation_of(settings).sizes, Streams(seed)
+    try:
+        fair = at_true_epsilon(claiming, sizes, epsilon, streams, neighbours=neighbours)
+        rehearsal = Rehearsal(fair, sizes, streams)
+        true = rehearsal.price(neighbours)
+    except Unpriced as refusal:
+        return FairRun(run(Config(claiming, settings), out=out), None, None, str(refusal))
+    done = run(Config(fair, settings), out=out)
+    rehearsed, certified = (one.observers["server"].epsilon for one in (rehearsal.certificate, done.certificate))
+    if rehearsed is None or certified is None or certified > rehearsed * _MORE:
+        return FairRun(done, None, None, "it spent more than it was rehearsed to")
+    return FairRun(done, true, _spent(rehearsal, neighbours), None)
+
+
+def _spent(rehearsal: Rehearsal, neighbours: CommonNeighbours) -> Spendings | None:
+    try:
+        return rehearsal.spendings(neighbours)
+    except Unpriced:  # a filter holds it, and keeps no sum that others could be added to
+        return None
+
+
+def _if_real(trained: Sequence[FairRun]) -> dict[str, Any]:
+    """Add up what all of it would cost at the least δ of any."""
+    priced = [one for one in trained if one.spent is not None]
+    delta = min((line.delta for one in priced for line in one.run.certificate.spending), default=None)
+    return bill([one.spent for one in trained], delta)
 
 
 def _mean(values: Sequence[float | None]) -> dict[str, float | None]:

@@ -8,13 +8,10 @@ has its default: that default must mean "as before there was this option", and m
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpfl.config import Config
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from dpfl.options import deciding
 
 VERSION = 2  # of a record and its key; records of version 1 name none
 
@@ -47,11 +44,11 @@ _ASK_OF_0_1 = "number form constants max_rounds"
 
 def key(config: Config, how: Mapping[str, Any]) -> str:
     """Return the fingerprint of a config and of how it is carried out: how often, from which seed on, and so on."""
-    settings = {name: value for name, value in _deciding(config.settings).items() if name not in {*_ANYWHERE, "draws"}}
+    settings = {name: value for name, value in deciding(config.settings).items() if name not in {*_ANYWHERE, "draws"}}
     usual = "cohort" if config.settings.backend == "stacked" else "client"
     if (config.settings.draws or usual) != "cohort":
         settings["draws"] = "client"
-    parts = {"version": VERSION, "system": config.system.name, "options": _deciding(config.system),
+    parts = {"version": VERSION, "system": config.system.name, "options": deciding(config.system),
              "settings": settings, **how}  # fmt: skip
     return _short_hash(json.dumps(parts, sort_keys=True))
 
@@ -60,7 +57,7 @@ def key_of_0_1(config: Config, how: Mapping[str, Any]) -> str | None:
     """Return the key that release 0.1 gave the same cell, or None where it knew no such thing."""
     system, settings = config.system, config.settings
     options = _OPTIONS_OF_0_1.get(system.name, "").split()
-    if not _deciding(system).keys() <= set(options) or not _deciding(settings).keys() <= set(_SETTINGS_OF_0_1.split()):
+    if not deciding(system).keys() <= set(options) or not deciding(settings).keys() <= set(_SETTINGS_OF_0_1.split()):
         return None
     table = {"system": system.name} | {name: getattr(system, name) for name in options}
     table |= {name: getattr(settings, name) for name in _SETTINGS_OF_0_1.split()} | _ANYWHERE
@@ -71,16 +68,6 @@ def key_of_0_1(config: Config, how: Mapping[str, Any]) -> str | None:
 
 def _ask_of_0_1(ask: Mapping[str, Any] | None) -> str:
     return "None" if ask is None else f"Ask({', '.join(f'{name}={ask[name]!r}' for name in _ASK_OF_0_1.split())})"
-
-
-def _deciding(part: "DataclassInstance") -> dict[str, Any]:
-    """Return the fields that say something: not None, nor added later and at their default."""
-    values = ((field, getattr(part, field.name)) for field in fields(part))
-    return {
-        field.name: value
-        for field, value in values
-        if value is not None and not ("added" in field.metadata and value == field.default)
-    }
 
 
 def _toml(value: Any) -> str:

@@ -12,6 +12,12 @@ from dpfl.options import read_toml
 
 _HOME = Path(str(files("dpfl.experiments")))
 _TALLY = "Of the "
+_PROTECTED = {
+    ("record", "replace"): "one record, replaced by any other",
+    ("record", "add-remove"): "one record, added or removed",
+    ("client", "replace"): "all records of one client, replaced by any others",
+    ("client", "add-remove"): "all records of one client, added or removed",
+}
 _INDEX = """# Results
 
 The papers' tables and figures, trained again, beside what they become when the promised ε is true. A claim is an
@@ -38,7 +44,8 @@ def write_page(paper: str, results: Sequence[Results], left: Sequence[Experiment
         f"{_TALLY}{sum(counts.values())} claims that are tested here, {counts['held']} held,"
         f" {counts['failed']} failed and {counts['open']} stayed open, {by}."
     )
-    head = f"# {about['title']}\n\n{about['source']}\n\n{about['verdict'].strip()}\n\n{tally}\n"
+    parts = (f"# {about['title']}", about["source"], about["verdict"].strip(), what_is_private(results), tally)
+    head = "".join(f"{part}\n\n" for part in parts)[:-1]
     path = folder / f"{paper}.md"
     sections = [one.markdown(one.draw(folder)) for one in results]
     if left:
@@ -46,6 +53,21 @@ def write_page(paper: str, results: Sequence[Results], left: Sequence[Experiment
         sections.append(f"## Not here yet\n\n{missed}.\n")
     path.write_text("\n".join([head, *sections]), encoding="utf-8")
     return path
+
+
+def what_is_private(results: Sequence[Results]) -> str:
+    """Say that all of it is a simulation, and whom each ε is for: a comparison with a paper keeps to its neighbours."""
+    systems: dict[tuple[str, str], set[str]] = {}
+    for one in results:
+        for kind, names in one.protected.items():
+            systems.setdefault(kind, set()).update(names)
+    simulation = "All of this together is a simulation, which runs on seeds: nobody's records were protected here."
+    if not systems:
+        return simulation
+    words = (
+        f"{_PROTECTED[kind]} ({', '.join(f'`{name}`' for name in sorted(systems[kind]))})" for kind in sorted(systems)
+    )
+    return f"{simulation} Each ε is that of one training, and for the neighbours of its paper: {'; '.join(words)}."
 
 
 def write_index(folder: Path) -> Path:

@@ -37,6 +37,7 @@ class Results:
         self.experiment, self.seed = experiment, seed
         self.dates: set[str] = set()
         self.devices: set[str] = set()
+        self.protected: dict[tuple[str, str], set[str]] = {}  # unit and neighbours, and the systems that promise them
         self._seconds: dict[str, float] = {}  # of each cell, which several places may share
         self.places = {
             (row.label, column.label): self._place(store, row, column, (down, across))
@@ -61,6 +62,9 @@ class Results:
             self.dates.add(record["date"])
             self.devices.add(record["device"])
             self._seconds[cell.key] = record["seconds"]
+            if privacy := record.get("privacy"):
+                kind = privacy["unit"], privacy["neighbours"]
+                self.protected.setdefault(kind, set()).add(cell.config.system.name)
             losses = record.get("validation_loss") or [None]
             public = math.inf if None in losses else statistics.fmean(losses)
             candidates.append((public, len(candidates), choice, record))

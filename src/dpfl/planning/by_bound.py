@@ -83,6 +83,7 @@ class Plan:
             },
             "certificate": self.certificate.to_dict(),
             "why": list(self.why),
+            "together": 0.0,  # what planning cost the clients' people: nothing of them was looked at
             "seconds": round(self.seconds, 3),
         }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dpfl import run_folder
 from dpfl.config import Config
@@ -10,6 +11,7 @@ from dpfl.planning.constants import SYMBOLS
 from dpfl.planning.regret import Check
 from dpfl.planning.task import NAMES, Point, counted
 from dpfl.report.plan import draw
+from dpfl.report.together import NOTHING, simulated
 from dpfl.run_folder import write_json
 
 
@@ -28,8 +30,9 @@ def text(plan: Plan, clients: int, check: Check | None = None) -> str:
         _noise(plan),
         "why\n" + "\n".join(f"  - {sentence}" for sentence in plan.why),
         _constants(plan),
-        f"predicted certificate\n{_indented(str(plan.certificate))}",
+        f"predicted certificate, of the run that is planned here\n{_indented(str(plan.certificate))}",
         "" if check is None else _check(check),
+        NOTHING if check is None else simulated(check.if_real, check.neighbours),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -126,7 +129,8 @@ def _check(check: Check) -> str:
         error = "–" if plain["standard_error"] is None else f"{plain['standard_error']:.2g}"
         rows.append([mark, *map(str, cell.numbers.values()), loss, error])
     return (
-        f"check  {check.seeds} simulated runs at each point, loss on the test split\n{_columns(*rows)}\n"
+        f"check  {check.seeds} simulated runs at each point, on the clients' own records; loss on the test split\n"
+        f"{_columns(*rows)}\n"
         f"  regret {check.regret:.1%}: the planned loss is {check.planned.mean:.4g}, the best of the grid"
         f" {check.best.mean:.4g}"
     )
@@ -136,9 +140,14 @@ def _indented(block: str) -> str:
     return "\n".join(f"  {line}" if line else "" for line in block.splitlines())
 
 
+def as_plain(plan: Plan, check: Check | None) -> dict[str, Any]:
+    """Return what `dpfl plan --json` prints; a check is a simulation, in which nobody's records are protected."""
+    return plan.to_dict() | ({} if check is None else {"check": check.to_dict(), "together": None})
+
+
 def save(plan: Plan, config: Config, folder: Path, check: Check | None = None) -> None:
     """Keep a plan: its numbers, a plot, the constants, and a config that `dpfl run` takes."""
-    plain = plan.to_dict() | ({} if check is None else {"check": check.to_dict()})
+    plain = as_plain(plan, check)
     run_folder.make(folder)
     write_json(folder, run_folder.PLAN, plain)
     draw(plain, folder / run_folder.PLAN_PLOT)

@@ -251,7 +251,7 @@ def trained(stage: Stage, system: PrivateSystem[Any], seed: int) -> tuple[Model,
     session = Session(
         system, problem_of(system, facts.sizes, model.dim, streams), model, PublicClients(trained, facts.sizes),
         Ledger(None, facts.sizes, system="pilot"),  # public records: nothing is promised of them
-        streams, PublicSplit(model, stage.public.held_out),
+        streams, PublicSplit(model, stage.public.held_out), simulated="pilot",  # the same luck for all candidates
     )  # fmt: skip
     state = session.begin()
     for reached, _ in walk(session, state):

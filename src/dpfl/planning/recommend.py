@@ -1,11 +1,12 @@
 """Which system for this problem? All are planned at the same true ε against whoever is not trusted, and ranked.
 
+What ε is for is the same for all, too: one record, replaced or added or removed, or all records of a client.
+
 Where nobody is trusted, ε is against the server, which sees every upload; where the server is trusted, against those
 who read the models it sends out. NbAFL promises nothing against a server unless every upload counts as overheard.
 """
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -20,7 +21,9 @@ from dpfl.planning.by_bound import Plan, plan_by_bound
 from dpfl.planning.by_pilot import plan_by_pilot
 from dpfl.planning.task import NUMBERS, PLANNERS, Task, counted
 from dpfl.privacy.budget import Observer
-from dpfl.rehearsal import at_true_epsilon
+from dpfl.privacy.currency import CommonNeighbours, Unpriced, common, kind_of
+from dpfl.rehearsal import Rehearsal, at_true_epsilon
+from dpfl.report.together import CURRENCIES, NOTHING
 from dpfl.settings import Settings
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, SYSTEMS, PrivateSystem
@@ -43,6 +46,8 @@ class RankedSystem:
     loss: float  # a pilot's mean, or the bound; infinite where there is none
     error: float | None  # the standard error of a pilot's mean
     why: tuple[str, ...]
+    true_epsilon: float | None = None  # in the currency of the ranking
+    neighbours: CommonNeighbours | None = None  # that currency; None where it has no price in it
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -50,6 +55,9 @@ class RankedSystem:
             "system": self.system,
             "loss": self.loss if math.isfinite(self.loss) else None,
             "standard_error": self.error,
+            "neighbours": self.neighbours,
+            "true_epsilon": self.true_epsilon,
+            "together": 0.0,  # nobody's records were looked at
             "plan": None if self.plan is None else self.plan.to_dict(),
             "why": list(self.why),
         }
@@ -61,6 +69,7 @@ class Recommendation:
 
     epsilon: float
     against: Observer
+    neighbours: CommonNeighbours
     method: Method
     ranked: tuple[RankedSystem, ...]
 
@@ -73,6 +82,8 @@ class Recommendation:
             **{key: chosen.get(key) for key in (*NUMBERS, "bound", "curve", "constants", "why")},
             "epsilon": self.epsilon,
             "against": self.against,
+            "neighbours": self.neighbours,
+            "together": 0.0,
             "method": self.method,
             "ranking": [one.to_dict() for one in self.ranked],
         }
@@ -80,12 +91,16 @@ class Recommendation:
     def __str__(self) -> str:
         seen = {"server": "the server", "released": "readers of the models"}[self.against]
         measure = "loss in a pilot on public records" if self.method == "pilot" else "bound on the loss"
-        lines = [f"ranked by their {measure}, each at a true ε of {self.epsilon:g} against {seen}", ""]
-        for place, one in enumerate(self.ranked, 1):
+        what = CURRENCIES[self.neighbours]
+        lines = [f"ranked by their {measure}, each at a true ε of {self.epsilon:g} against {seen}, {what}", ""]
+        for place, one in enumerate((one for one in self.ranked if one.plan is not None), 1):
             error = f" ± {one.error:.2g}" if one.error is not None else ""
             score = f"{one.loss:.4g}{error}" if math.isfinite(one.loss) else "–"
             lines += [f"{place}. {one.system:<11} {score}", *(f"   - {sentence}" for sentence in one.why)]
-        return "\n".join(lines)
+        left_out = [one for one in self.ranked if one.plan is None]
+        if left_out:
+            lines += ["", "not ranked", *(f"- {one.system}: {' '.join(one.why)}" for one in left_out)]
+        return "\n".join([*lines, "", NOTHING])
 
 
 def recommend(
@@ -93,6 +108,7 @@ def recommend(
     *,
     systems: Sequence[str] = (),
     trusted: str = "nobody",
+    neighbours: str = "replace",
     method: str = "pilot",
     most_rounds: int = 300,
     time_limit: float | None = None,
@@ -101,24 +117,30 @@ def recommend(
     """Plan each system for the same problem and rank them.
 
     given: settings and options, set in every system that knows the key; `epsilon` is the true one that all may spend.
+    neighbours: what ε is for: a record replaced ("replace"), or added or removed ("add-remove"), or all records of a
+        client replaced ("client").
     time_limit: for all pilots together, in seconds.
     """
     require_one_of("trusted", trusted, ("nobody", "server"))
     require_one_of("method", method, ("bound", "pilot"))
+    currency = common(neighbours)
     how: Method = "bound" if method == "bound" else "pilot"
     names = tuple(systems) or _candidates(how)
     tables = _configs(names, given)
     target = _target(tables)
-    federation = federation_of(next(iter(tables.values())).settings)
+    settings = next(iter(tables.values())).settings
+    federation, streams = federation_of(settings), Streams(settings.seed)
     against: Observer = "server" if trusted == "nobody" else "released"
     seconds = _SECONDS if time_limit is None else time_limit / len(tables)
     verdicts = []
     for name, config in tables.items():
         told = None if on_trial is None else (lambda text, name=name: on_trial(f"{name}: {text}"))
-        judge = _Judge(federation, against, how, target, most_rounds, seconds, frozenset(given), told)
+        judge = _Judge(
+            federation, streams, against, currency, how, target, most_rounds, seconds, frozenset(given), told
+        )  # fmt: skip
         verdicts.append(judge.verdict(name, config))
     ranked = sorted(verdicts, key=lambda one: one.loss)
-    return Recommendation(target, against, how, tuple(_compared(ranked)))
+    return Recommendation(target, against, currency, how, tuple(_compared(ranked)))
 
 
 def _candidates(method: Method) -> tuple[str, ...]:
@@ -161,7 +183,9 @@ class _Judge:
     """Plans one system after the other under the same conditions."""
 
     federation: Federation
+    streams: Streams  # of the cohorts that all are rehearsed with
     against: Observer
+    neighbours: CommonNeighbours
     method: Method
     target: float
     most_rounds: int
@@ -172,14 +196,15 @@ class _Judge:
     def verdict(self, name: str, config: Config) -> RankedSystem:
         try:
             task = self._fair(self._task(config))
-            ends = time.perf_counter() + self.seconds
             found = self._plan(task, 0.7 * self.seconds)
-            spent = found.certificate.observers[self.against].epsilon
-            if spent is None or not 0.98 <= spent / self.target <= 1:  # the numbers moved what is seen
+            if not 0.98 <= self._spent(found) / self.target <= 1:  # the numbers moved what is seen
                 again = self._fair(replace(task, config=replace(task.config, system=found.system)))
                 if again.system != found.system:
                     task = replace(again, fixed=frozenset(NUMBERS))
-                    found = self._plan(task, max(ends - time.perf_counter(), 0.3 * self.seconds), settled=True)
+                    found = self._plan(task, 0.3 * self.seconds, settled=True)
+            true = self._spent(found)
+        except Unpriced as refusal:
+            return RankedSystem(name, None, math.inf, None, (f"It has no price here: {refusal}.",))
         except BadInput as refusal:
             return RankedSystem(name, None, math.inf, None, (f"It cannot be planned for this problem: {refusal}.",))
         if found.method == "bound":
@@ -187,7 +212,12 @@ class _Judge:
         else:
             loss, error = found.tried[0]["loss"], found.tried[0]["standard_error"]
             loss = math.inf if loss is None else loss
-        return RankedSystem(name, found, loss, error, tuple(self._reasons(task, found)))
+        return RankedSystem(name, found, loss, error, tuple(self._reasons(task, found)), true, self.neighbours)
+
+    def _spent(self, found: Plan) -> float:
+        """Return the ε that the planned training costs, in the currency of the ranking."""
+        rehearsal = Rehearsal(found.system, self.federation.sizes, self.streams)
+        return rehearsal.price(self.neighbours, self.against)
 
     def _task(self, config: Config) -> Task:
         """Leave rounds and local steps to the plan; all clients take part in each round, unless a cohort was given.
@@ -205,11 +235,11 @@ class _Judge:
 
     def _fair(self, task: Task) -> Task:
         """Let the claim be the one at which its true ε is the target."""
-        streams = Streams(task.config.settings.seed)
         system = replace(task.at({}), epsilon=self.target)
         fair = at_true_epsilon(
-            system, self.federation.sizes, self.target, streams, observer=self.against, tolerance=1e-2
-        )
+            system, self.federation.sizes, self.target, self.streams, neighbours=self.neighbours,
+            observer=self.against, tolerance=1e-3,
+        )  # fmt: skip
         return replace(task, config=replace(task.config, system=fair))
 
     def _plan(self, task: Task, seconds: float, *, settled: bool = False) -> Plan:
@@ -237,10 +267,11 @@ class _Judge:
         rate = f", learning rate {system.lr:g}" if system.lr is not None else ""
         rate += f", noise {system.noise_multiplier:g}·C" if isinstance(system, ALIDPFL) else ""
         sentences = [f"It is planned with {where}{rate}; each round adds noise of {std:.3g} to every parameter."]
-        if certificate.unit == "client":
+        if certificate.unit == "client" and self.neighbours != "client":
             sentences.append("It protects whole clients, which is more than the records that others protect, and dear.")
-        if certificate.neighbours == "add-remove":
-            sentences.append("Its ε is for a record added or removed; replacing one is both.")
+        if (certificate.unit, certificate.neighbours) != kind_of(self.neighbours):
+            own = "client" if certificate.unit == "client" else str(certificate.neighbours)
+            sentences.append(f"Its own promise is then ε = {system.epsilon:.4g}, {CURRENCIES[own]}.")
         if task.all_overheard and certificate.exposures is not None:
             sentences.append("All its uploads count as overheard, because the server is not trusted.")
         return sentences

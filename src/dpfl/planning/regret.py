@@ -1,7 +1,7 @@
 """The check: does a plan pay? A grid around it is simulated, and the plan's loss is compared with the best there.
 
-A check trains on the clients' own records and looks at the test split. That is for simulations: with real clients every
-one of its runs would cost a budget.
+A check trains on the clients' own records and looks at the test split. That is for simulations, and runs on seeds: with
+real clients every one of its runs would cost a budget, and what they would cost together is added up.
 """
 
 import itertools
@@ -16,6 +16,10 @@ from dpfl.errors import BadInput, BudgetRefused, require_count
 from dpfl.planning.by_bound import Plan
 from dpfl.planning.search import around
 from dpfl.planning.task import Task
+from dpfl.privacy.currency import CommonNeighbours, Spendings, Unpriced, bill, common
+from dpfl.rehearsal import Rehearsal
+from dpfl.streams import Streams
+from dpfl.systems import PrivateSystem
 from dpfl.training import train
 
 OnRun = Callable[[str], None]  # told before each run what it is
@@ -50,6 +54,8 @@ class Check:
     planned: GridPoint
     cells: tuple[GridPoint, ...]
     seeds: int
+    neighbours: CommonNeighbours  # that its trainings are priced for
+    if_real: dict[str, Any]  # what all of them together would cost the people whose records they saw
 
     @property
     def best(self) -> GridPoint:
@@ -71,12 +77,19 @@ class Check:
             "best": self.best.to_dict(),
             "grid": [cell.to_dict() for cell in self.cells],
             "seeds": self.seeds,
+            "neighbours": self.neighbours,
+            "together": None,  # nobody's records were protected: noise that follows from a seed can be subtracted
+            "if_real": self.if_real,
         }
 
 
-def check(task: Task, plan: Plan, *, seeds: int = 3, on_run: OnRun | None = None) -> Check:
-    """Train at every point of a grid around the plan, with seeds 1 to `seeds`."""
+def check(task: Task, plan: Plan, *, seeds: int = 3, neighbours: str = "replace", on_run: OnRun | None = None) -> Check:
+    """Train at every point of a grid around the plan, with seeds 1 to `seeds`.
+
+    neighbours: what the trainings are priced for, all together: "replace", "add-remove" or "client".
+    """
     require_count("seeds", seeds, "use at least 2 for a standard error")
+    currency = common(neighbours)
     ranges = task.ranges(task.chooses)
     if not ranges:
         raise BadInput(
@@ -88,21 +101,31 @@ def check(task: Task, plan: Plan, *, seeds: int = 3, on_run: OnRun | None = None
         around(here[name], low, high, factors=_FACTORS if at == 0 else _FEWER_FACTORS)
         for at, (name, (low, high)) in enumerate(ranges.items())
     ]
-    cells = []
+    cells, spent = [], []
     for values in itertools.product(*sides):
         numbers = dict(zip(ranges, values, strict=True))
         if on_run is not None:
             on_run(", ".join(f"{name} = {value}" for name, value in numbers.items()))
-        cells.append(GridPoint(numbers, tuple(_loss(task, plan, numbers, seed) for seed in range(1, seeds + 1))))
+        system = replace(plan.system, **task.chosen(numbers))
+        cells.append(GridPoint(numbers, tuple(_loss(task, system, seed) for seed in range(1, seeds + 1))))
+        spent += [_spent(task, system, seed, currency) for seed in range(1, seeds + 1)]
     planned = next(cell for cell in cells if cell.numbers == here)
-    return Check(planned, tuple(cells), seeds)
+    delta = min(budget.delta for budget in plan.system.budgets(task.clients))
+    return Check(planned, tuple(cells), seeds, currency, bill(spent, delta))
 
 
-def _loss(task: Task, plan: Plan, numbers: dict[str, int], seed: int) -> float:
+def _spent(task: Task, system: PrivateSystem[Any], seed: int, neighbours: CommonNeighbours) -> Spendings | None:
+    try:
+        return Rehearsal(system, task.federation.sizes, Streams(seed)).spendings(neighbours)
+    except (Unpriced, BudgetRefused):
+        return None
+
+
+def _loss(task: Task, system: PrivateSystem[Any], seed: int) -> float:
     settings, own = task.config.settings, task.own_model
     try:
         run = train(
-            replace(plan.system, **task.chosen(numbers)), task.federation,
+            system, task.federation,
             settings.model if own is None else task.model().module,
             loss=None if own is None else own.loss, seed=seed, device=settings.device, evaluate_every=10**9,
         )  # fmt: skip

@@ -9,6 +9,7 @@ double precision loses its meaning (a δ about 1e-12, more than a million releas
 These are the prices of a plan that was fixed in advance. Noise that is chosen along the way needs a filter (`filters`).
 """
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -34,13 +35,16 @@ class Mechanism:
     """One noised release, in the only terms that its price depends on.
 
     Poisson-sampled batches are for neighbours that add or remove a record, batches of fixed size for neighbours that
-    replace one; the multiplier is relative to the sensitivity under the same neighbours.
+    replace one; the multiplier is relative to the sensitivity under the same neighbours. `replaced` prices a record of
+    Poisson-sampled batches that is replaced by another: it is drawn or not, and then moves the value by up to one
+    sensitivity in one direction where the other record would have moved it as far in the opposite one.
     """
 
     noise: NoiseLaw
     multiplier: float  # the noise (standard deviation or Laplace scale) in units of the sensitivity
     sampling_rate: float = 1.0
     sampling: Sampling = "poisson"
+    replaced: bool = False  # one sampled record by another; the multiplier is still relative to what one adds
 
     def __post_init__(self) -> None:
         require_one_of("mechanism", self.noise, _NOISES)
@@ -54,10 +58,21 @@ class Mechanism:
                 " Poisson or add gaussian noise"
             )
 
+        if self.replaced and (self.plain or self.sampling != "poisson" or self.noise != "gaussian"):
+            raise BadInput(
+                f"replaced must come with gaussian noise and Poisson-sampled batches, was given for {self.noise} noise"
+                f" and {self.sampling} batches of rate {self.sampling_rate:g}; elsewhere replacing is a sensitivity"
+            )
+
     @property
     def plain(self) -> bool:
         """Return whether every release sees all records."""
         return self.sampling_rate == 1
+
+    @property
+    def unsampled(self) -> "Mechanism":
+        """Return the same noise on all records, which covers it, whichever were drawn."""
+        return Mechanism(self.noise, self.multiplier / 2 if self.replaced else self.multiplier)
 
     @property
     def overwhelmed(self) -> bool:
@@ -130,7 +145,7 @@ def _by_loss_distribution(priced: tuple[tuple[Mechanism, int], ...], delta: floa
     spent = dict(priced)
     bounds = [math.inf]
     if all(mechanism.noise == "gaussian" for mechanism in spent):  # whichever records were drawn
-        mu_squared = math.fsum(n * Mechanism("gaussian", one.multiplier).mu_squared for one, n in spent.items())
+        mu_squared = math.fsum(n * one.unsampled.mu_squared for one, n in spent.items())
         bounds.append(float(gaussian_dp.epsilon_of(math.sqrt(mu_squared), delta)))
     if any(mechanism.multiplier < _LEAST_NOISE[mechanism.noise] for mechanism in spent):
         return min(bounds)
@@ -201,12 +216,18 @@ def _is_plain_gaussian(mechanism: Mechanism) -> bool:
 def _loss_distribution(mechanism: Mechanism, width: float) -> Any:
     made = dp_accounting().pld.privacy_loss_distribution
     make = made.from_gaussian_mechanism if mechanism.noise == "gaussian" else made.from_laplace_mechanism
-    rate = mechanism.sampling_rate
-    return make(mechanism.multiplier, value_discretization_interval=width, sampling_prob=rate)
+    rate, relation = mechanism.sampling_rate, {}
+    if mechanism.replaced:
+        if "neighboring_relation" not in inspect.signature(make).parameters:  # an older package
+            return _loss_distribution(mechanism.unsampled, width)
+        relation = {"neighboring_relation": dp_accounting().NeighboringRelation.REPLACE_ONE}
+    return make(mechanism.multiplier, value_discretization_interval=width, sampling_prob=rate, **relation)
 
 
 def _spread(mechanism: Mechanism) -> float:
     """Return about the standard deviation of one privacy loss."""
+    if mechanism.replaced:  # a record less and one more
+        return 2 * _spread(replace(mechanism, replaced=False))
     loss = 1 / mechanism.multiplier
     if mechanism.plain:
         return loss
@@ -216,6 +237,8 @@ def _spread(mechanism: Mechanism) -> float:
 
 def _reach(mechanism: Mechanism) -> float:
     """Return about the largest privacy loss that a distribution has to hold."""
+    if mechanism.replaced:
+        return 2 * _reach(replace(mechanism, replaced=False))
     if mechanism.noise == "laplace":
         return 2 / mechanism.multiplier
     tail = 10 / mechanism.multiplier + 0.5 / mechanism.multiplier**2

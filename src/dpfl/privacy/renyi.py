@@ -51,8 +51,8 @@ def curve(mechanism: Mechanism, orders: tuple[float, ...]) -> Array:
         found = alpha * mechanism.pure**2 / 2  # covers every ε-DP release (Bun and Steinke, 2016), and does not cancel
     elif mechanism.noise == "laplace":
         found = _pure_curve(mechanism.pure, alpha) if not mechanism.plain else _composed(mechanism, orders)
-    elif mechanism.plain:
-        found = alpha * mechanism.mu_squared / 2
+    elif mechanism.plain or mechanism.replaced:  # for sampled records that are replaced the package has no curve
+        found = alpha * mechanism.unsampled.mu_squared / 2
     else:  # a logarithm close to 0, which double precision knows to 1e-15 or so, over α − 1
         found = np.maximum(_composed(mechanism, orders), 0.0) + 1e-13
     found.flags.writeable = False

@@ -7,39 +7,69 @@ from typing import Any
 
 from dpfl import run_folder
 from dpfl.report.tables import aligned, markdown
+from dpfl.report.together import CURRENCIES, simulated
 from dpfl.rounding import rounded_up
 
-_NOTHING = "nothing"
-_HEADING = ["", "protects", "claimed ε", "true ε", "rounds", "accuracy in %", "loss"]
+_HEADING = ["", "promises", "claimed ε", "true ε", "rounds", "accuracy in %", "loss"]
 
 
 def text(comparison: Mapping[str, Any]) -> str:
-    """Return the table for a terminal, and a word where its rows protect different things."""
-    shown = rows(comparison["systems"])
-    kinds = {row[1] for row in shown[1:]} - {_NOTHING}
-    mixed = "\n\nWhat rows protect differs: replacing a record is removing one and adding another; a client is more."
-    return aligned(shown) + (mixed if len(kinds) > 1 else "")
+    """Return the tables for a terminal: those that are priced alike, those that are not, and what all of it costs."""
+    return "\n\n".join(aligned(part) if isinstance(part, list) else part for part in _parts(comparison))
 
 
 def save(comparison: Mapping[str, Any], folder: Path) -> None:
-    """Write the numbers, the table and the plot into the folder."""
+    """Write the numbers, the tables and the plot into the folder."""
     run_folder.write_json(folder, "comparison.json", dict(comparison))
-    (folder / "comparison.md").write_text(markdown(rows(comparison["systems"])), encoding="utf-8")
-    draw(comparison["systems"], folder / "comparison.png")
+    (folder / "comparison.md").write_text(in_markdown(comparison), encoding="utf-8")
+    draw(comparison, folder / "comparison.png")
+
+
+def in_markdown(comparison: Mapping[str, Any]) -> str:
+    """Return the same in Markdown."""
+    parts = (markdown(part) if isinstance(part, list) else f"{part}\n" for part in _parts(comparison))
+    return "\n".join(parts)
+
+
+def _parts(comparison: Mapping[str, Any]) -> list[str | list[list[str]]]:
+    priced, apart = _sorted_out(comparison)
+    parts: list[str | list[list[str]]] = []
+    if priced:
+        parts += [f"true ε{_at(priced)} against the server, {CURRENCIES[comparison['neighbours']]}", rows(priced)]
+    if apart:
+        parts += [
+            "not comparable with these: no price in that currency; true ε as each promises it" if priced
+            else "not comparable: no price in one currency; true ε as each promises it",
+            rows(apart),
+            *(f"{one['label']}: {one['apart']}" for one in apart if one["claimed"]),
+        ]  # fmt: skip
+    return [*parts, simulated(comparison["if_real"], comparison["neighbours"])]
+
+
+def _at(systems: Sequence[Mapping[str, Any]]) -> str:
+    deltas = sorted({one["promise"]["delta"] for one in systems})
+    return f" at δ = {deltas[0]:g}" if len(deltas) == 1 else f" (each at its own δ, {deltas[0]:g} to {deltas[-1]:g})"
+
+
+def _sorted_out(comparison: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return the systems that have a price in the currency, and those that have none."""
+    systems = comparison["systems"]
+    return [one for one in systems if one["neighbours"]], [one for one in systems if not one["neighbours"]]
 
 
 def rows(systems: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the table as text, the heading first."""
+    """Return a table as text, the heading first."""
     return [_HEADING, *map(_row, systems)]
 
 
 def _row(system: Mapping[str, Any]) -> list[str]:
-    claimed, chosen = system["claimed"], ", ".join(f"{key} = {value}" for key, value in system["searched"].items())
+    promise, chosen = system["promise"], ", ".join(f"{key} = {value}" for key, value in system["searched"].items())
+    own = None if promise is None else promise["true_epsilon"]
     return [
         f"{system['label']} ({chosen})" if chosen else system["label"],
-        f"{system['unit']}, {system['neighbours']}" if claimed else _NOTHING,
-        f"{claimed['epsilon']:.4g}" if claimed else "–",
-        rounded_up(system["true_epsilon"]),
+        f"{promise['unit']}, {promise['neighbours']}" if promise else "nothing",
+        f"{promise['epsilon']:.4g}" if promise else "–",
+        rounded_up(system["true_epsilon"] if system["neighbours"] else own),
         _with_error(system["rounds"], 1, 1),
         _with_error(system["accuracy"], 100, 1),
         _with_error(system["loss"], 1, 3),
@@ -54,12 +84,13 @@ def _with_error(value: Mapping[str, float | None], scale: float, digits: int) ->
     return shown if error is None else f"{shown} ± {scale * error:.{digits}f}"
 
 
-def draw(systems: Sequence[Mapping[str, Any]], path: Path) -> None:
+def draw(comparison: Mapping[str, Any], path: Path) -> None:
     """Plot the results of `dpfl compare` (its JSON): mean validation loss by round, and the final score ± its error."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.6, 3.6), layout="constrained")
+    systems = comparison["systems"]
+    figure = Figure(figsize=(9.6, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     curves, ends = figure.subplots(1, 2)
     for one in systems:
@@ -84,8 +115,11 @@ def draw(systems: Sequence[Mapping[str, Any]], path: Path) -> None:
     ends.invert_yaxis()
     ends.set_xlabel(f"{label} ± standard error")
     ends.grid(alpha=0.3, axis="x")
+    figure.suptitle(f"a simulation; ε {CURRENCIES[comparison['neighbours']]}", fontsize=10)
     figure.savefig(path, dpi=140)
 
 
 def _named(one: Mapping[str, Any]) -> str:
-    return f"{one['label']}\nε = " + ("∞" if one["true_epsilon"] is None else f"{one['true_epsilon']:.3g}")
+    if one["promise"] is None:
+        return f"{one['label']}\nε = ∞"
+    return f"{one['label']}\n" + (f"ε = {one['true_epsilon']:.3g}" if one["neighbours"] else "not comparable")

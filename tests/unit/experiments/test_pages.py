@@ -75,6 +75,7 @@ def made_up(cell: Cell, place: int) -> dict[str, Any]:
     calibration = getattr(cell.config.system, "calibration", None)
     privacy = {
         "unit": "record",
+        "neighbours": "replace",
         "calibration": calibration,
         "claimed": 1.0,
         "true": 2.0,

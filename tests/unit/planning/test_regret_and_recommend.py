@@ -140,9 +140,9 @@ def test_cells_that_diverge_or_cannot_be_paid_for_are_the_worst(monkeypatch: pyt
 
 def test_a_plan_that_diverged_has_no_finite_regret() -> None:
     lost, won = GridPoint({"rounds": 1}, (math.inf,)), GridPoint({"rounds": 2}, (1.0,))
-    assert Check(lost, (lost, won), 1).to_dict()["regret"] is None
+    assert Check(lost, (lost, won), 1, "replace", {}).to_dict()["regret"] is None
     with pytest.raises(BadInput, match=r"^lr must be low enough for one run of the grid to end, but all diverged"):
-        _ = Check(lost, (lost,), 1).regret
+        _ = Check(lost, (lost,), 1, "replace", {}).regret
 
 
 def test_a_check_needs_something_to_vary() -> None:
@@ -210,14 +210,18 @@ def test_all_really_spend_the_same(trusted: str, systems: tuple[str, ...], given
     against = "server" if trusted == "nobody" else "released"
     assert (found.epsilon, found.against) == (target, against)
     plans = {one.system: one.plan for one in found.ranked}
+    rows = {one.system: one.true_epsilon for one in found.ranked}
     assert len(plans) == len(systems or PLANNERS)
     assert any(plans.values())
     for name, plan in plans.items():
         if plan is None:
             continue
-        spent = plan.certificate.observers[against].epsilon
-        least = 0.95 if name != "ali-dpfl" else 0.0  # whole steps, and eight rounds of one may be all there are
+        spent = rows[name]
+        least = 1 - 2e-3 if name != "ali-dpfl" else 0.0  # whole steps, and eight rounds of one may be all there are
         assert least * target < spent <= target * (1 + 1e-6), name
+        alike = (plan.certificate.unit, plan.certificate.neighbours) == ("record", "replace")
+        own = plan.certificate.observers[against].epsilon
+        assert own == pytest.approx(spent, rel=1e-4) if alike else own <= spent * (1 + 1e-4)
 
 
 @pytest.mark.usefixtures("known")
@@ -252,7 +256,17 @@ def test_the_best_comes_first_and_what_cannot_be_planned_last() -> None:
     assert plain["ranking"][-1]["plan"] is plain["ranking"][-1]["loss"] is None
     assert [one["system"] for one in plain["ranking"]] == names
     lines = str(found).splitlines()
-    assert lines[0] == "ranked by their bound on the loss, each at a true ε of 3 against the server"
+    assert lines[0] == (
+        "ranked by their bound on the loss, each at a true ε of 3 against the server, for one record, replaced by any"
+        " other"
+    )
+    unranked = lines.index("not ranked")
+    assert {line.split(":")[0] for line in lines[unranked + 1 : -2]} == {"- nbafl", "- pe-dpfl", "- lei"}
+    assert lines[-1].startswith("all of this together: ε = 0, since only public records were looked at")
+    assert plain["neighbours"] == plain["ranking"][0]["neighbours"] == "replace"
+    assert plain["together"] == plain["ranking"][0]["together"] == 0.0
+    assert plain["ranking"][0]["true_epsilon"] == pytest.approx(3.0, rel=1e-3)
+    assert plain["ranking"][-1]["true_epsilon"] is plain["ranking"][-1]["neighbours"] is None
     assert lines[2].startswith(f"1. {best.system}")
 
 
@@ -277,10 +291,11 @@ def test_a_given_number_is_kept_and_rounds_are_a_limit() -> None:
 
 
 @pytest.mark.usefixtures("known")
-def test_what_protects_differently_is_said() -> None:
+def test_what_promises_differently_is_said() -> None:
     found = {one.system: " ".join(one.why) for one in ranking(given={"epsilon": 3.0}).ranked}
     assert "It protects whole clients" in found["dp-fedavg"]
-    assert "Its ε is for a record added or removed" in found["fedsgd-dpc"]
+    assert "Its own promise is then ε = 1.3" in found["fedsgd-dpc"]
+    assert ", for one record, added or removed." in found["fedsgd-dpc"]
     assert "whole clients" not in found["udp"] + found["nbafl"] + found["fedsgd-dpc"]
     assert "added or removed" not in found["udp"]
 
@@ -367,5 +382,6 @@ def test_a_tiny_pilot_for_real() -> None:
 def test_a_verdict_as_plain_data() -> None:
     none = RankedSystem("nbafl", None, math.inf, None, ("It cannot be planned.",))
     assert none.to_dict() == {
-        "system": "nbafl", "loss": None, "standard_error": None, "plan": None, "why": ["It cannot be planned."],
+        "system": "nbafl", "loss": None, "standard_error": None, "neighbours": None, "true_epsilon": None,
+        "together": 0.0, "plan": None, "why": ["It cannot be planned."],
     }  # fmt: skip
