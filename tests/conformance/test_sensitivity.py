@@ -56,7 +56,7 @@ class Puppet(nn.Module):
         nn.init.zeros_(self.layer.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        first = torch.tensor([1.0, 0.0], dtype=x.dtype).expand(len(x), 2)
+        first = torch.tensor([1.0, 0.0], dtype=x.dtype).expand_as(x[:, :2])
         pushed, moved = self.layer(torch.stack([x[:, :2], first], dim=1)).squeeze(2).unbind(dim=1)
         return torch.where(moved == 0, pushed, x[:, 2] * moved.abs())
 

@@ -57,12 +57,12 @@ healthy = st.floats(-50, 50, width=32).map(lambda number: round(number, 3))  # 0
 
 
 def clipped(model: Any, batch: Any, clip: Any) -> Any:
-    return sum_of_clipped_layered(Layered(model), model.vector(), batch.x, batch.y, clip)
+    return sum_of_clipped_layered(Layered(model, batch.x), model.vector(), batch.x, batch.y, clip)
 
 
 def quickly(model: Any, batch: Any, clip: Any) -> Any:
     clip_norms = torch.full((len(batch),), clip.clip_norm)
-    return Layered(model).sums(model.vector(), batch.x, batch.y, None, (clip_norms, clip.norm), 1)[0]
+    return Layered(model, batch.x).sums(model.vector(), batch.x, batch.y, None, (clip_norms, clip.norm), 1)[0]
 
 
 def one_by_one(model: Any, batch: Any) -> Any:

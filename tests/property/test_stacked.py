@@ -338,7 +338,9 @@ def federation() -> Federation:
     rng = np.random.default_rng(0)
     labels = np.arange(90) % 3
     points = (rng.normal(size=(90, 4)) + 2 * np.eye(4)[labels]).astype(np.float32)
-    return dpfl.federate((points, labels), clients=4, sizes=(1, 13, 19, 22), validation_share=0.2, seed=1)
+    made = dpfl.federate((points, labels), clients=4, sizes=(1, 13, 19, 22), validation_share=0.2, seed=1)
+    validation, test, *clients = (Records(its.x.double(), its.y) for its in (made.validation, made.test, *made.clients))
+    return replace(made, clients=tuple(clients), validation=validation, test=test)
 
 
 def every_system() -> dict[str, System[Any]]:
@@ -359,7 +361,8 @@ def test_a_training_ends_with_the_same_model_whoever_performs_it(system: System[
     for backend in ("reference", "stacked"):
         with torch.random.fork_rng():
             torch.manual_seed(5)
-            module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+            # In double precision: in single, clips leave room for rounding, and whatever adapts makes more of that.
+            module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
         starts.append(torch.cat([p.detach().flatten().clone() for p in module.parameters()]))
         run = dpfl.train(
             system, federation(), module, loss=functional.cross_entropy, seed=4, backend=backend, draws="client",

@@ -14,7 +14,6 @@ from typing import TypeVar
 import torch
 
 from dpfl.gradients.layered import Layered
-from dpfl.models import Model
 
 W = TypeVar("W")
 T = TypeVar("T")
@@ -26,13 +25,13 @@ class Cores:
     They last, for threads have caches of their own.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, layers: Layered) -> None:
         """Count the cores: torch must not have been told to use fewer for the moment."""
         count = torch.get_num_threads()
         self._executor = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
         self._copies: SimpleQueue[Layered] = SimpleQueue()
         for _ in range(count):
-            self._copies.put(Layered(model))
+            self._copies.put(layers.another())
 
     def spread(self, do: Callable[[Layered, W], T], work: Sequence[W]) -> Iterator[T]:
         """Do all of the work, and return what came of it in its order."""

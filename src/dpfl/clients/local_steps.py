@@ -141,8 +141,9 @@ class LocalSteps:
         if parameters.ndim == 1 and sums > 1 and parameters.is_cuda:
             parameters = parameters.expand(clients, -1)  # with sums apart, batched products are faster from the start
         return sums_of(
-            self.layers, parameters, records, counts, sums, self.rows, bound=bound, powers=powers, careful=careful
-        )
+            self.layers, parameters, records, counts, sums, self.rows, bound=bound, powers=powers, careful=careful,
+            forgiving=order.clip is not None,
+        )  # fmt: skip
 
 
 def sums_of(
@@ -156,20 +157,23 @@ def sums_of(
     bound: tuple[Tensor, Norm] | None = None,
     powers: Callable[[], Tensor] | None = None,
     careful: bool = False,
+    forgiving: bool = False,
 ) -> Tensor:
     """Return each client's sum over its records [clients, d], one client's so many at a time: it may exceed the memory.
 
-    parameters, counts, clients, bound, powers, careful: as the layers take them.
+    parameters, counts, clients, bound, powers, careful, forgiving: as the layers take them.
     """
     shared = parameters[0] if parameters.ndim == 2 and len(parameters) == 1 else parameters
     if clients > 1 or len(records) <= rows:
-        return layers.sums(shared, records.x, records.y, counts, bound, clients, powers=powers, careful=careful)
-    total = shared.new_zeros(1, len(shared))
+        return layers.sums(
+            shared, records.x, records.y, counts, bound, clients, powers=powers, careful=careful, forgiving=forgiving
+        )
+    total = shared.new_zeros(1, len(shared), dtype=torch.float64)
     for start in range(0, len(records), rows):
         some = slice(start, start + rows)
         limit = None if bound is None else (bound[0][some], bound[1])
         counted, x, y = None if counts is None else counts[some], records.x[some], records.y[some]
-        total += layers.sums(shared, x, y, counted, limit, 1, careful=careful)
+        total += layers.sums(shared, x, y, counted, limit, 1, careful=careful, forgiving=forgiving)
     return total
 
 

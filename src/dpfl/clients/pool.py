@@ -63,7 +63,7 @@ class Pool:
     def powers(self, norm: Norm, rows: slice | Tensor) -> Tensor:
         """Return Σ|x| or Σx² of the records that lie there, measured once for all rounds: records stay as they are."""
         if norm not in self._powers:
-            pieces = [powers(piece.flatten(1), norm, exact=False) for piece in torch.split(self.x, _AT_ONCE)]
+            pieces = [powers(piece.flatten(1), norm) for piece in torch.split(self.x, _AT_ONCE)]
             self._powers[norm] = torch.cat(pieces)
         return self._powers[norm][rows]
 

@@ -11,7 +11,7 @@ from dpfl.clients.uploads import Engine, Request, Separate, Uploads
 from dpfl.federation import Records
 from dpfl.gradients.clipping import clip, sum_of_clipped
 from dpfl.models import Model
-from dpfl.orders import NEEDS, ClientClip, Full, ModelClip, Need, Poisson, Question, RecordClip
+from dpfl.orders import NEEDS, ClientClip, Full, ModelClip, Need, Order, Poisson, Question, RecordClip
 from dpfl.privacy.ledger import Charged
 from dpfl.privacy.mechanisms import Source, add_noise
 from dpfl.streams import Keystream, Streams, layer_randomness
@@ -158,14 +158,25 @@ def _clipped_gradient(
 
     gradient = torch.zeros_like(parameters)
     if len(batch):
-        gradient = model.gradient(parameters, batch.x, batch.y) * (len(batch) / expected)
+        gradient = _gradient(order, model, parameters, batch) * (len(batch) / expected)
     if isinstance(order.clip, ClientClip):
         gradient = clip(gradient, order.clip.clip_norm, order.clip.norm)
     return noised(gradient)
 
 
+def _gradient(order: Order, model: Model, parameters: Tensor, batch: Records) -> Tensor:
+    """Return the gradient of a batch; where something is clipped, and so promised, one that fails is zero."""
+    model.fresh()  # or say, before anything is tried, that it cannot be copied
+    try:
+        return model.gradient(parameters, batch.x, batch.y)
+    except Exception:
+        if order.clip is None:
+            raise
+        return torch.zeros_like(parameters)
+
+
 def _sum_of_clipped(bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool) -> Tensor:
-    total = torch.zeros_like(parameters)
+    total = torch.zeros_like(parameters, dtype=torch.float64)
     rows = max(1, _GRADIENT_ENTRIES // model.dim)
     for start in range(0, len(batch), rows):
         chunk = slice(start, start + rows)

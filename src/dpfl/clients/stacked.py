@@ -443,7 +443,8 @@ class StackedClients:
 
     @cached_property
     def _cores(self) -> Cores:
-        return Cores(self.model)
+        assert self._layers is not None
+        return Cores(self._layers)
 
 
 def _no_noise(values: Tensor, sizes: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from dpfl.federation import Records
-from dpfl.gradients.layered import Layered, NotLayered, read_layers
+from dpfl.gradients.graph import NotLayered
+from dpfl.gradients.layered import Layered, read_layers
 from dpfl.gradients.layers import KINDS
 from dpfl.gradients.least_squares import is_least_squares
 from dpfl.models import Model

@@ -110,10 +110,10 @@ class Convolved:
         self.layer, self.image, self.deltas, self.biased = layer, image, deltas, biased
         self._formed: Formed | None = None
 
-    def powers(self, norm: Norm, *, exact: bool) -> list[Tensor]:
+    def powers(self, norm: Norm) -> list[Tensor]:
         """Form the gradients: a kernel is small, and each record's is the sum over many pixels."""
         self._formed = Formed(self._products().form())
-        return self._formed.powers(norm, exact=exact)
+        return self._formed.powers(norm)
 
     def form(self) -> dict[str, Tensor]:
         """Multiply patches and derivatives record by record."""
@@ -138,7 +138,13 @@ class Convolved:
 
     def without(self, rows: Tensor) -> "Convolved":
         """Zero both factors."""
-        return Convolved(self.layer, silenced(self.image, rows), silenced(self.deltas, rows), biased=self.biased)
+        rest = Convolved(self.layer, silenced(self.image, rows), silenced(self.deltas, rows), biased=self.biased)
+        rest._formed = self._formed and self._formed.without(rows)
+        return rest
+
+    def doubled(self) -> "Convolved":
+        """Convert both factors."""
+        return Convolved(self.layer, self.image.double(), self.deltas.double(), biased=self.biased)
 
     def _products(self) -> Products:
         patches = self.image if self.image.ndim == 3 else _patches(self.layer, self.image, biased=self.biased)

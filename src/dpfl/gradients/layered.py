@@ -1,9 +1,9 @@
 """A model as its layers: one backward pass gives the clipped sum of its records' gradients, for one client or many.
 
-The module runs as it is, over the records of k clients one after the other, but its layers (`layers`) take the
-parameters that are handed in and note what went through them. Differentiating the loss by the layers' *outputs* gives
-δ of every record, and never the gradient of a batch that nobody asked for. Norms come from δ and what was noted, then
-each client's clipped sum: about the price of plain training.
+The graph that was read of the module (`graph`) runs over the records of k clients one after the other, but its layers
+(`layers`) take the parameters that are handed in and note what went through them. Differentiating the loss by the
+layers' *outputs* gives δ of every record, and never the gradient of a batch that nobody asked for. Norms come from δ
+and what was noted, then each client's clipped sum: about the price of plain training.
 """
 
 import copy
@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.func import vmap
+from torch.nn import functional
 
-from dpfl.errors import BadInput
-from dpfl.gradients.clipping import sum_of_clipped
-from dpfl.gradients.layers import Kind, Pass, kind_of
+from dpfl.gradients.clipping import scales_of, sum_of_clipped
+from dpfl.gradients.graph import NotLayered, own_name, read_graph
+from dpfl.gradients.layers import Kind, Pass, kind_of, known_rows
 from dpfl.gradients.pooling import pool_well
 from dpfl.gradients.record_gradients import Formed, Products, RecordGradients
 from dpfl.models import Model
+from dpfl.models.losses import fresh, keeps_apart, without_strangers
 from dpfl.orders import Norm, RecordClip
 
 
@@ -33,35 +35,47 @@ class _Seen:
     kind: Kind
     kept: Tensor
     outputs: Tensor
-    version: int  # of the outputs as the layer made them: it grows when they are changed in place
     of_records: bool  # whether it sees the numbers of the records themselves
 
 
 class Layered:
-    """A copy of the model's module whose layers' parameters come from outside. Each thread needs one of its own."""
+    """The graph of a model, whose layers' parameters come from outside. Each thread needs one of its own."""
 
-    def __init__(self, model: Model) -> None:
-        """Make the copy; `layered` below tells whether it may be trusted."""
+    def __init__(self, model: Model, x: Tensor) -> None:
+        """Read the graph for records of the shape of these; raise NotLayered where it is not known.
+
+        Whether it computes what the model does is told by `read_layers` below.
+        """
         self.model = model
-        self.module = _copy(model.module)
+        _require_known_owners(model.module)
+        self._graph = read_graph(model.module, x)  # as it was read; what runs is a copy
+        self.random = False  # whether layers draw random numbers, as dropout does
+        self._passed = self._formed = 0  # numbers that go through all layers for a record, and that measuring forms
+        self._begin()
+        if self.owned() != {name for name, p in model.module.named_parameters() if p.requires_grad}:
+            raise NotLayered(f"a layer of {model.name} is never used, or shares its parameters")
+
+    def _begin(self) -> None:
+        self.module: fx.GraphModule = copy.deepcopy(self._graph)
         self._parameters: dict[str, Tensor] = {}
         self._seen: list[_Seen] = []
         self._records: Tensor | None = None  # what ran through last
         self._recall: dict[str, dict[str, Tensor]] = {}  # what layers that see them made of them
-        self._apart = self._measured = False  # what will be asked for: `layers.Pass`
-        self._mean = False  # whether the loss gives only the mean of a batch
-        self.random = False  # whether layers draw random numbers, as dropout does
-        self._passed = self._formed = 0  # numbers that go through all layers for a record, and that measuring forms
-        self.layers = dict(_trained_layers(self.module))
+        self._pass = Pass(apart=False, measured=False, forgiving=False, recall=None)
+        self.layers = {own_name(name): layer for name, layer in _trained_layers(self.module)}
         for name, layer in self.layers.items():
             layer.forward = partial(self._run, name, layer)
-            for parameter in layer.parameters():
-                parameter.data.fill_(torch.nan)  # whoever used it past the layer would be found out
         for layer in self.module.modules():
-            if isinstance(getattr(layer, "inplace", None), bool):
-                setattr(layer, "inplace", False)  # noqa: B010 (what a layer put out must stay as it was)
+            if type(layer) is nn.Embedding and "forward" not in vars(layer):
+                setattr(layer, "forward", partial(self._look_up, layer))  # noqa: B010 (mypy takes it for a method)
         pool_well(self.module)
         self.module.train()
+
+    def another(self) -> "Layered":
+        """Return one for another thread, of the same graph."""
+        other = copy.copy(self)
+        other._begin()
+        return other
 
     def measure(self, seen: list[tuple[_Seen, Tensor]]) -> None:
         """Note how much memory a record takes: what is kept and put out, with what follows it and its derivative."""
@@ -77,7 +91,7 @@ class Layered:
 
     def forget(self) -> None:
         """Let go of the records that ran through last."""
-        self._records, self._recall = None, {}
+        self._records, self._recall, self._seen = None, {}, []
 
     def footprint(self, *, formed: bool) -> int:
         """Return about how many numbers are held for each record, or also formed when its gradient is measured."""
@@ -94,6 +108,7 @@ class Layered:
         *,
         powers: Callable[[], Tensor] | None = None,
         careful: bool = False,
+        forgiving: bool = True,
     ) -> Tensor:
         """Return Σ_r counts[r]·(clipped) gradient of record r for each client, [clients, d].
 
@@ -102,31 +117,31 @@ class Layered:
         counts: [R], how much each record counts: zero for one that only fills a gap. None where all count once.
         bound: the clip norm of each record [R] and the norm it is meant in; None to clip nothing.
         powers: return Σ|x| or Σx² of each record in that norm [R], where they are known.
-        careful: leave out gradients that are not finite, or those of gaps where none are clipped. Else one of them
-            makes the sum not finite.
+        careful: leave out gradients that are not finite, or those of gaps where none are clipped, and measure and clip
+            in double precision. Else one of them, or one that single precision cannot clip, makes the sum not finite.
+        forgiving: whether a record that cannot be computed has a gradient that is no number, and is no error.
         """
         counts = None if counts is None else counts.to(parameters.dtype)
         # What is not clipped record by record is the derivative of one number: the losses, as they count.
         weighed = bound is None and not careful and not self.model.ridge
         gradients = self.gradients(
             parameters, x, y, counts if weighed else None,
-            powers=powers, apart=bound is not None or clients > 1, measured=bound is not None,
+            powers=None if careful else powers, apart=bound is not None or clients > 1, measured=bound is not None,
+            forgiving=forgiving, doubled=careful and bound is not None,
         )  # fmt: skip
         if weighed:
             counts = None
         elif bound is None and counts is not None:  # a gap's gradient may be anything, and zero times that no zero
             gradients = {name: part.without(counts == 0) for name, part in gradients.items()}
         if bound is not None:
-            clip_norms, norm = bound
-            lengths = _lengths(gradients, norm, exact=careful)
+            dtype = torch.float64 if careful else parameters.dtype
+            room = _room(parameters.dtype, x)  # with care too: what one record needs shall change no other's scale
+            scales = _scales(_lengths(gradients, bound[1]), bound[0], room, torch.finfo(dtype).max ** 0.45)
             if careful:
-                broken = ~torch.isfinite(lengths)
+                broken = torch.isnan(scales)
                 gradients = {name: part.without(broken) for name, part in gradients.items()}
-                lengths = lengths.masked_fill(broken, 0)
-            scales = (clip_norms / lengths).clamp(max=1)  # NaN stays NaN
-            if not careful:  # what could not be measured shall not pass for nothing: zero times infinity is NaN
-                scales = scales + 0 * lengths
-            scales = scales.to(parameters.dtype)
+                scales = scales.masked_fill(broken, 0)
+            scales = scales.to(dtype)
             counts = scales if counts is None else scales * counts
         total: dict[str, Tensor] = {}
         for name, part in gradients.items():
@@ -136,7 +151,7 @@ class Layered:
 
     def record_lengths(self, parameters: Tensor, x: Tensor, y: Tensor, norm: Norm) -> Tensor:
         """Return the norm of each record's gradient [R], before any clip."""
-        return _lengths(self.gradients(parameters, x, y), norm, exact=True)
+        return _lengths(self.gradients(parameters, x, y, doubled=True), norm)
 
     def gradients(
         self,
@@ -148,9 +163,14 @@ class Layered:
         powers: Callable[[], Tensor] | None = None,
         apart: bool = True,
         measured: bool = True,
+        forgiving: bool = True,
+        doubled: bool = False,
     ) -> dict[str, RecordGradients]:
-        """Run and differentiate: the gradients of the records in each layer, or what they count for."""
-        seen = self.run(parameters, x, y, counts, apart=apart, measured=measured)
+        """Run and differentiate: the gradients of the records in each layer, or what they count for.
+
+        doubled: whether they are formed, measured and summed in double precision.
+        """
+        seen = self.run(parameters, x, y, counts, apart=apart, measured=measured, forgiving=forgiving)
         with torch.no_grad():
             parts = {
                 one.name: one.kind.gradients(
@@ -158,6 +178,8 @@ class Layered:
                 )
                 for one, delta in seen
             }
+            if doubled:
+                parts = {name: part.doubled() for name, part in parts.items()}
             for one, _ in seen:
                 part = parts[one.name]
                 if powers is not None and one.of_records and isinstance(part, Products) and part.inputs.shape[1] == 1:
@@ -173,18 +195,19 @@ class Layered:
         *,
         apart: bool = True,
         measured: bool = True,
+        forgiving: bool = True,
     ) -> list[tuple[_Seen, Tensor]]:
         """Return what went through each layer, with the derivatives of the records' losses by its outputs.
 
         counts: [R], what each loss is multiplied by.
         """
         self._parameters, self._seen = self.model.split(parameters.detach()), []
-        self._apart, self._measured = apart, measured
+        self._pass = Pass(apart, measured, forgiving, None)
         if x is not self._records:
             self._records, self._recall = x, {}
         with torch.enable_grad():
             # Row r of a derivative by a layer's outputs is record r's own: records do not mix.
-            losses = self.losses(self.module(x), y)
+            losses = self.losses(self.module.forward(x), y, forgiving=forgiving)
             total = losses.sum() if counts is None else losses @ counts.to(losses.dtype)
         deltas = torch.autograd.grad(
             total, [one.outputs for one in self._seen], allow_unused=True, materialize_grads=True
@@ -192,15 +215,31 @@ class Layered:
         seen, self._seen = list(zip(self._seen, deltas, strict=True)), []
         return seen
 
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return one value a record; a loss that gives a mean is asked for each record alone."""
-        if not self._mean:
-            losses = self.model.loss(outputs, y)
-            if losses.ndim:
-                return losses
-            self._mean = True
-        alone: Tensor = vmap(self.model.loss)(outputs[:, None], y[:, None])
-        return alone
+    def losses(self, outputs: Tensor, y: Tensor, *, forgiving: bool = False) -> Tensor:
+        """Return one value a record; a loss that is not known to keep records apart is shown each by itself."""
+        loss = self.model.loss
+        if forgiving:
+            outputs, y = without_strangers(loss, outputs, y)
+        if keeps_apart(loss, outputs, y):
+            return loss(outputs, y)
+        return self._losses_alone(outputs.clone(), y.clone(), forgiving)
+
+    def _losses_alone(self, outputs: Tensor, y: Tensor, forgiving: bool) -> Tensor:
+        """Map the loss of one record over all; one that fails on a record alone has a loss that is no number."""
+        loss = fresh(self.model.loss)
+        try:
+            mapped: Tensor = vmap(lambda one, its: loss(one[None], its[None]).mean(), randomness="different")(
+                outputs, y
+            )
+            return mapped
+        except Exception:  # whatever its code makes of a private value
+            if not forgiving:
+                raise
+            if len(y) == 1:
+                return outputs.flatten(1).sum(dim=1) * torch.nan
+            middle = len(y) // 2
+            halves = (slice(None, middle), slice(middle, None))
+            return torch.cat([self._losses_alone(outputs[some], y[some], forgiving) for some in halves])
 
     def _run(self, name: str, layer: nn.Module, x: Tensor) -> Tensor:
         """Run a layer under the parameters that were handed in."""
@@ -209,11 +248,18 @@ class Layered:
         parts = {part: self._parameters[_named(name, part)] for part, _ in layer.named_parameters()}
         recall = self._recall.setdefault(name, {}) if x is self._records else None
         of_records = _are_the_same(x, self._records)
-        kept, outputs = kind.run(layer, x, parts, Pass(self._apart, self._measured, recall))
+        kept, outputs = kind.run(layer, x, parts, self._pass._replace(recall=recall))
         if not outputs.requires_grad:
             outputs.requires_grad_()
-        self._seen.append(_Seen(name, layer, kind, kept, outputs, outputs._version, of_records))
+        self._seen.append(_Seen(name, layer, kind, kept, outputs, of_records))
         return outputs
+
+    def _look_up(self, layer: nn.Embedding, x: Tensor) -> Tensor:
+        """Run a table that is not trained."""
+        if not self._pass.forgiving:
+            return functional.embedding(x, layer.weight)
+        indices, absent = known_rows(x, len(layer.weight))
+        return functional.embedding(indices, layer.weight).masked_fill(absent, torch.nan)
 
     def _with_ridge(
         self, parts: dict[str, RecordGradients], parameters: Tensor, records: int
@@ -227,12 +273,8 @@ class Layered:
         }
 
 
-class NotLayered(Exception):
-    """Why a model cannot be trained by its layers, in words."""
-
-
 def layered(model: Model, x: Tensor, y: Tensor) -> Layered | None:
-    """Return the model as its layers, if a few public records show that it can be trained so; else None."""
+    """Return the model as its layers, if it can be trained so; else None."""
     try:
         return read_layers(model, x, y)
     except NotLayered:
@@ -240,53 +282,46 @@ def layered(model: Model, x: Tensor, y: Tensor) -> Layered | None:
 
 
 def read_layers(model: Model, x: Tensor, y: Tensor) -> Layered:
-    """Return the model as its layers, if a few public records show that it can be trained so; raise NotLayered if not.
+    """Return the model as its layers; raise NotLayered if it cannot be trained so.
 
-    That every parameter is that of a known layer is not enough: one may be used elsewhere too, a layer's output be
-    changed in place, or a row be less than a record. So each layer must be used once, for one row a record that stays
-    as it is; and clipped sums must be those of records taken one by one, under one model and under two at once.
-    Whatever else a module does, the answer is no.
+    That records stay apart is known from the graph. Whether sums by its layers are those that the module and its loss
+    would give, record by record, is tried with a few public or made-up records: a matter of arithmetic and of code that
+    behaves otherwise while it is read, and not of privacy.
     """
-    x, y = x[:8], y[:8]
-    try:
-        copied = Layered(model)
-    except Exception as problem:  # what a module holds may be of any kind, and refuse to be copied in any way
-        raise NotLayered(f"{model.name} cannot be copied") from problem
-    names = {name for name, p in model.module.named_parameters(remove_duplicate=False) if p.requires_grad}
-    if copied.owned() != names:
-        raise NotLayered(f"{_owners(model.module, names - copied.owned())} not among the layers that are known")
-    if len(x) < 2:
-        raise NotLayered("there are fewer than two public records to try its layers with")
+    x, y = x[:4], y[:4]
+    read = Layered(model, x)
     here = model.vector()
     wave = torch.arange(len(here), dtype=here.dtype, device=here.device)
     here = here + 0.1 * torch.cos(wave)  # away from the start: a layer of zeros would hide what happens before it
     there = here + 0.01 * torch.sin(wave)
     try:
-        copied.module.train()
+        read.module.train()
         before = _random_states(x.device)
-        seen = copied.run(here, x, y)
-        copied.random = not all(map(torch.equal, before, _random_states(x.device)))
-        rows = {(len(one.kept), len(one.outputs), one.outputs._version - one.version) for one, _ in seen}
-        if sorted(one.name for one, _ in seen) != sorted(copied.layers) or rows != {(len(x), len(x), 0)}:
-            raise NotLayered(f"a layer of {model.name} does not see each record once, as one row")
-        copied.measure(seen)
+        seen = read.run(here, x, y, forgiving=False)
+        read.random = not all(map(torch.equal, before, _random_states(x.device)))
+        read.measure(seen)
         model.module.train()
-        for layer in (*copied.module.modules(), *model.module.modules()):
+        for layer in (*read.module.modules(), *model.module.modules()):
             if isinstance(layer, nn.modules.dropout._DropoutNd):
                 layer.eval()  # all else is compared as it is in training
-        agree = _agrees(copied, [here], x, y) and _agrees(copied, [here, there], x, y)
-    except (RuntimeError, IndexError, KeyError, ValueError, TypeError, AttributeError, BadInput) as problem:
+        agree = _agrees(read, [here], x, y) and (len(x) < 2 or _agrees(read, [here, there], x, y))
+    except Exception as problem:  # whatever the loss, or the module itself, makes of these
         raise NotLayered(f"{model.name} cannot be run layer by layer") from problem
-    copied.module.train()
+    read.module.train()
     if not agree:
         raise NotLayered(f"sums of gradients by the layers of {model.name} are not those of its records")
-    return copied
+    read.forget()
+    return read
 
 
-def _owners(module: nn.Module, names: set[str]) -> str:
-    """Name the layers that own these parameters: "LSTM and Bilinear are"."""
-    owners = {type(module.get_submodule(name.rpartition(".")[0])).__name__ for name in names}
-    return f"{' and '.join(sorted(owners))} {'is' if len(owners) == 1 else 'are'}" if owners else "some parameter is"
+def _require_known_owners(module: nn.Module) -> None:
+    """Refuse trained parameters that belong to no known layer, or to several."""
+    known = {_named(name, part) for name, layer in _trained_layers(module) for part, _ in layer.named_parameters()}
+    names = {name for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
+    owners = {type(module.get_submodule(name.rpartition(".")[0])).__name__ for name in names - known}
+    if owners:
+        verb = "is" if len(owners) == 1 else "are"
+        raise NotLayered(f"{' and '.join(sorted(owners))} {verb} not among the layers that are known")
 
 
 def _random_states(device: torch.device) -> list[Tensor]:
@@ -294,18 +329,12 @@ def _random_states(device: torch.device) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
-def _copy(module: nn.Module) -> nn.Module:
-    """Copy a module without the activations that it may have kept, which cannot be copied."""
-    kept = [value for layer in module.modules() for value in vars(layer).values() if isinstance(value, Tensor)]
-    return copy.deepcopy(module, {id(value): None for value in kept if not value.is_leaf})
-
-
-def _agrees(copied: Layered, models: list[Tensor], x: Tensor, y: Tensor) -> bool:
+def _agrees(read: Layered, models: list[Tensor], x: Tensor, y: Tensor) -> bool:
     """Tell whether sums over clients with these models are those of their records taken one by one."""
     size = len(x) // len(models)
     shares = [slice(size * i, size * (i + 1)) for i in range(len(models))]
     alone = [
-        torch.stack([copied.model.gradient(model, x[i : i + 1], y[i : i + 1]) for i in range(share.start, share.stop)])
+        torch.stack([read.model.gradient(model, x[i : i + 1], y[i : i + 1]) for i in range(share.start, share.stop)])
         for model, share in zip(models, shares, strict=True)
     ]
     middle = torch.cat([gradients.norm(dim=1) for gradients in alone]).median().item() or 1.0
@@ -313,29 +342,60 @@ def _agrees(copied: Layered, models: list[Tensor], x: Tensor, y: Tensor) -> bool
     counts, norms = models[0].new_ones(rows), torch.full((rows,), middle, device=models[0].device)
     parameters = models[0] if len(models) == 1 else torch.stack(models)
     for bound in (None, (norms, 1), (norms, 2)):
-        ours = copied.sums(parameters, x[:rows], y[:rows], counts, bound, len(models))
+        ours = read.sums(parameters, x[:rows], y[:rows], counts, bound, len(models))
         theirs = torch.stack([
             gradients.sum(dim=0) if bound is None else sum_of_clipped([gradients], middle, bound[1])
             for gradients in alone
         ])  # fmt: skip
         scale = theirs.abs().amax().item() if bound is None else middle
-        if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5 * scale):
+        if not torch.allclose(ours.double(), theirs.double(), rtol=1e-3, atol=1e-5 * scale):
             return False
     return True
 
 
-def sum_of_clipped_layered(copied: Layered, parameters: Tensor, x: Tensor, y: Tensor, bound: RecordClip) -> Tensor:
+def sum_of_clipped_layered(read: Layered, parameters: Tensor, x: Tensor, y: Tensor, bound: RecordClip) -> Tensor:
     """Clip the gradient of each record [B, ...] and return the sum [d]."""
     counts = torch.ones(len(x), dtype=parameters.dtype, device=parameters.device)
     norms = torch.full((len(x),), bound.clip_norm, dtype=torch.float64, device=parameters.device)
-    return copied.sums(parameters, x, y, counts, (norms, bound.norm), 1, careful=True)[0]
+    return read.sums(parameters, x, y, counts, (norms, bound.norm), 1, careful=True)[0].to(parameters.dtype)
 
 
-def _lengths(gradients: dict[str, RecordGradients], norm: Norm, *, exact: bool) -> Tensor:
+def _lengths(gradients: dict[str, RecordGradients], norm: Norm) -> Tensor:
     """Return the norm of each record's gradient over all layers [R], in double precision."""
-    total = torch.stack([powers for part in gradients.values() for powers in part.powers(norm, exact=exact)])
+    total = torch.stack([powers for part in gradients.values() for powers in part.powers(norm)])
     summed = total.double().sum(dim=0)
     return summed if norm == 1 else summed.sqrt()
+
+
+def _scales(lengths: Tensor, clip_norms: Tensor, room: float, far: float) -> Tensor:
+    """Return what the gradients of records are multiplied by [R], in double precision; NaN where that is not known.
+
+    room: how much longer than it was measured a gradient may be when it has been scaled and summed.
+    far: lengths from here on, or bounds from its reciprocal down, are so far from each other and from one that scales,
+        or what is scaled, would lose their last bits.
+    """
+    unknown = ~(lengths < far) | (clip_norms < 1 / far)
+    return scales_of(lengths, clip_norms / (1 + room)).masked_fill(unknown, torch.nan)
+
+
+def _room(dtype: torch.dtype, x: Tensor) -> float:
+    """Return by what share a clipped gradient may exceed its bound by rounding, for which scales leave room.
+
+    In units u of half a last bit: a sum of squares errs by 70 at most (`record_gradients`), and a norm, its root, by
+    35; where two are multiplied, by 70, or in L1 by at most 110. A scale, a scaled derivative and a product add three.
+    So 128 u, 2⁻¹⁷ in single precision, hold for every kind of layer.
+
+    In TF32 a product takes 11 significant bits of either factor, so that each is off by at most 2⁻¹¹ of itself, and the
+    product by (1 + 2⁻¹¹)² − 1 < 1.001·2⁻¹⁰. Norms are no products. A gradient that was formed as a product, by whatever
+    kernel, is measured as it came out, so that only the product with its scale is rounded so; one that is not formed is
+    the product of two vectors that were measured as they are, one of them scaled. Either way it happens once.
+    """
+    tf32 = x.is_cuda and dtype == torch.float32 and _multiplies_in_tf32()
+    return 64 * torch.finfo(dtype).eps + (1.01 * 2.0**-10 if tf32 else 0)
+
+
+def _multiplies_in_tf32() -> bool:
+    return bool(torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32)
 
 
 def _trained_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

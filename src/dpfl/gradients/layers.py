@@ -23,6 +23,7 @@ class Pass(NamedTuple):
 
     apart: bool  # whether gradients will be asked for client by client, or record by record
     measured: bool  # whether norms will be, record by record
+    forgiving: bool  # whether a record that cannot be computed makes numbers that are none, and no error
     recall: dict[str, Tensor] | None  # where a layer that sees the records may remember what it made of them
 
 
@@ -152,12 +153,15 @@ class Embedding:
     def run(self, layer: nn.Embedding, x: Tensor, parameters: Parameters, this: Pass) -> tuple[Tensor, Tensor]:
         """Look up, each client in its own table where there are several."""
         table = parameters["weight"]
+        indices, absent = known_rows(x, table.shape[-2]) if this.forgiving else (x, None)
         if table.ndim == 2:
-            return x, functional.embedding(x, table)
-        clients, rows, width = table.shape
-        first = rows * torch.arange(clients, device=x.device).view(-1, *[1] * x.ndim)
-        indices = x.view(clients, len(x) // clients, *x.shape[1:]) + first
-        return x, functional.embedding(indices.view(x.shape), table.reshape(clients * rows, width))
+            found = functional.embedding(indices, table)
+        else:
+            clients, rows, width = table.shape
+            first = rows * torch.arange(clients, device=x.device).view(-1, *[1] * x.ndim)
+            places = indices.view(clients, len(x) // clients, *x.shape[1:]) + first
+            found = functional.embedding(places.view(x.shape), table.reshape(clients * rows, width))
+        return indices, found if absent is None else found.masked_fill(absent, torch.nan)
 
     def gradients(self, layer: nn.Embedding, kept: Tensor, deltas: Tensor, *, biased: bool) -> RecordGradients:
         """Pair indices and derivatives; the row for padding learns nothing."""
@@ -170,6 +174,15 @@ class Embedding:
         """Form the sums of rows that were looked up several times."""
         positions = kept[0].numel()
         return positions * (positions + layer.embedding_dim)
+
+
+def known_rows(indices: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Return the indices with zeros in place of those that a table of so many rows has not, and where these are.
+
+    A GPU that is asked for one of them stops the whole process.
+    """
+    absent = (indices < 0) | (indices >= rows)
+    return indices.masked_fill(absent, 0), absent[..., None]
 
 
 KINDS: dict[type[nn.Module], Kind] = {

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from dpfl.federation import Records
 from dpfl.models import Model
-from dpfl.models.architectures import squared_error
+from dpfl.models.losses import squared_error
 
 _MOST = 128
 _AT_ONCE = 2**24  # numbers that are turned into double precision at a time

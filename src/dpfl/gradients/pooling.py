@@ -1,13 +1,10 @@
 """Max-pooling as fast as it can be, and exactly as it was.
 
-It comes before ReLU where it follows one: the largest of some numbers, or zero, is zero or the largest of them, and so
-are the derivatives, but there are fewer numbers. And where windows do not overlap, each derivative has one place to go:
-a GPU writes it there, where torch's own kernel would look for it from every pixel.
+Where windows do not overlap, each derivative has one place to go: a GPU writes it there, where torch's own kernel would
+look for it from every pixel.
 """
 
-from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,33 +14,9 @@ from torch.nn import functional
 
 def pool_well(module: nn.Module) -> None:
     """Let all max-pooling layers of a module run so; its outputs stay what they were."""
-    uses: dict[int, int] = {}
-    for _, layer in module.named_modules(remove_duplicate=False):
-        uses[id(layer)] = uses.get(id(layer), 0) + 1
     for layer in module.modules():
-        if type(layer) is nn.MaxPool2d and not layer.return_indices:
-            _replace(layer, partial(_pool, layer))
-    for chain in module.modules():
-        if type(chain) is not nn.Sequential:
-            continue
-        for relu, pool in pairwise(chain):
-            plain = type(pool) in (nn.MaxPool1d, nn.MaxPool2d) and not pool.return_indices
-            if plain and type(relu) is nn.ReLU and uses[id(relu)] == uses[id(pool)] == 1:
-                _replace(pool, partial(_pool_then_relu, pool.forward))
-                _replace(relu, _as_it_is)
-
-
-def _replace(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
-    """Let one layer run in another way."""
-    layer.forward = forward
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
-
-
-def _pool_then_relu(pool: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return torch.relu(pool(x))
+        if type(layer) is nn.MaxPool2d:
+            setattr(layer, "forward", partial(_pool, layer))  # noqa: B010 (mypy takes it for a method)
 
 
 def _pool(layer: nn.MaxPool2d, x: Tensor) -> Tensor:

@@ -2,7 +2,11 @@
 
 Each class holds what a kind of layer left behind in one backward pass over R records, client after client. A norm is
 returned as its power (Σ|g|, or Σg²), so that layers add up. Gradients that are formed are summed as they were measured:
-whatever rounding did to them, their clipped sum keeps the bound.
+whatever rounding did to them, their clipped sum keeps the bound. Only a product of two vectors is measured without
+being formed, and none of its numbers is a sum, so that nothing in it cancels.
+
+How far rounding can carry a norm or a sum is counted in units u of the numbers' own precision (`dpfl.gradients.layered`
+leaves room for 128 of them): a sum of a row errs by at most 70·u, its root by half of that.
 """
 
 from dataclasses import dataclass
@@ -13,16 +17,18 @@ from torch import Tensor
 
 from dpfl.orders import Norm
 
-_PIECE = 1024
+_PIECE = 512
+_LONG = 2**16
 _SLENDER = 4096
-_TINY = 1e-35  # more than what single precision loses below its smallest number
+# More than what squares and products lose below the smallest number: a norm is a tiny bit too large, never too small.
+_TINY = {torch.float32: 1e-35, torch.float64: 1e-300}
 
 
 class RecordGradients(Protocol):
     """The gradients of R records in the parameters of one layer."""
 
-    def powers(self, norm: Norm, *, exact: bool) -> list[Tensor]:
-        """Return summands [R] of Σ|g| or Σg² of each record; exact as `powers` below says."""
+    def powers(self, norm: Norm) -> list[Tensor]:
+        """Return summands [R] of Σ|g| or Σg² of each record, and keep what was formed for that."""
 
     def form(self) -> dict[str, Tensor]:
         """Return each record's gradient by parameter, [R, ...]."""
@@ -34,7 +40,10 @@ class RecordGradients(Protocol):
         """
 
     def without(self, rows: Tensor) -> "RecordGradients":
-        """Return the same with the gradients at these rows [R] zero, whatever they were."""
+        """Return the same, measured as it was, with the gradients at these rows [R] zero, whatever they were."""
+
+    def doubled(self) -> "RecordGradients":
+        """Return the same in double precision, not measured yet."""
 
 
 @dataclass
@@ -43,9 +52,9 @@ class Formed:
 
     gradients: dict[str, Tensor]  # [R, ...] by parameter
 
-    def powers(self, norm: Norm, *, exact: bool) -> list[Tensor]:
+    def powers(self, norm: Norm) -> list[Tensor]:
         """Return one for each parameter."""
-        return [powers(gradient.flatten(1), norm, exact=exact) for gradient in self.gradients.values()]
+        return [powers(gradient.flatten(1), norm) for gradient in self.gradients.values()]
 
     def form(self) -> dict[str, Tensor]:
         """Return them."""
@@ -58,6 +67,10 @@ class Formed:
     def without(self, rows: Tensor) -> "Formed":
         """Zero the rows."""
         return Formed({part: silenced(gradient, rows) for part, gradient in self.gradients.items()})
+
+    def doubled(self) -> "Formed":
+        """Convert them."""
+        return Formed({part: gradient.double() for part, gradient in self.gradients.items()})
 
 
 class Products:
@@ -73,15 +86,18 @@ class Products:
         self.input_powers: Tensor | None = None  # of each record's inputs [R], where they are known
         self._formed: Formed | None = None
 
-    def powers(self, norm: Norm, *, exact: bool) -> list[Tensor]:
-        """Multiply powers, where a record has one position; a bias is a weight whose input is 1."""
+    def powers(self, norm: Norm) -> list[Tensor]:
+        """Multiply powers, where a record has one position; a bias is a weight whose input is 1.
+
+        Inputs that are huge are said to be infinite: what they are multiplied by may have lost its last bits.
+        """
         if self.inputs.shape[1] > 1:
             self._formed = Formed(self.form())
-            return self._formed.powers(norm, exact=exact)
-        known = None if exact else self.input_powers
-        inputs = powers(self.inputs[:, 0], norm, exact=exact) if known is None else known
-        product = powers(self.deltas[:, 0], norm, exact=exact) * (inputs + self.biased)
-        return [product if exact else product + _TINY]  # in single precision a product of two tiny ones may vanish
+            return self._formed.powers(norm)
+        known, dtype = self.input_powers, self.deltas.dtype
+        inputs = powers(self.inputs[:, 0], norm) if known is None else known
+        inputs = inputs.masked_fill(inputs > torch.finfo(dtype).max ** (0.4 * norm), torch.inf)
+        return [powers(self.deltas[:, 0], norm) * (inputs + self.biased) + _TINY[dtype]]
 
     @property
     def _is_slender(self) -> bool:
@@ -110,7 +126,13 @@ class Products:
 
     def without(self, rows: Tensor) -> "Products":
         """Zero both factors: zero times infinity is no zero."""
-        return Products(silenced(self.inputs, rows), silenced(self.deltas, rows), biased=self.biased)
+        rest = Products(silenced(self.inputs, rows), silenced(self.deltas, rows), biased=self.biased)
+        rest._formed = self._formed and self._formed.without(rows)
+        return rest
+
+    def doubled(self) -> "Products":
+        """Convert both factors."""
+        return Products(self.inputs.double(), self.deltas.double(), biased=self.biased)
 
 
 @dataclass
@@ -120,13 +142,18 @@ class Lookups:
     indices: Tensor  # [R, T]
     deltas: Tensor  # [R, T, width]
     rows: int  # of the table
+    measured: bool = False  # whether rows that a record looked up several times are added up, at the first of them
 
-    def powers(self, norm: Norm, *, exact: bool) -> list[Tensor]:
-        """Add up rows that a record looked up several times, u_t = Σ_s δ_s over i_s = i_t, and count each row once."""
-        same = (self.indices[:, :, None] == self.indices[:, None, :]).to(self.deltas.dtype)
-        summed = torch.bmm(same, self.deltas)
-        each = powers(summed.flatten(0, 1), norm, exact=exact).view(same.shape[:2])
-        return [(each / same.sum(dim=2)).sum(dim=1)]
+    def powers(self, norm: Norm) -> list[Tensor]:
+        """Add up rows that a record looked up several times, u_t = Σ_s δ_s over i_s = i_t, and count each row once.
+
+        The sums are kept: added in another order, where much of them cancels, they would be other numbers.
+        """
+        same = self.indices[:, :, None] == self.indices[:, None, :]
+        again = same.tril(-1).any(dim=2)
+        self.deltas = torch.bmm(same.to(self.deltas.dtype), self.deltas).masked_fill(again[:, :, None], 0)
+        self.measured = True
+        return [powers(self.deltas.flatten(1), norm)]
 
     def form(self) -> dict[str, Tensor]:
         """Write each record's rows into a table of its own."""
@@ -144,29 +171,32 @@ class Lookups:
 
     def without(self, rows: Tensor) -> "Lookups":
         """Zero what would be written."""
-        return Lookups(self.indices, silenced(self.deltas, rows), self.rows)
+        return Lookups(self.indices, silenced(self.deltas, rows), self.rows, self.measured)
+
+    def doubled(self) -> "Lookups":
+        """Convert what would be written."""
+        return Lookups(self.indices, self.deltas.double(), self.rows)
 
 
-def powers(rows: Tensor, norm: Norm, *, exact: bool) -> Tensor:
-    """Return Σ|x|, or Σx², of each row of [R, n]: in double precision if exact, else in that of the rows.
+def powers(rows: Tensor, norm: Norm) -> Tensor:
+    """Return Σ|x|, or Σx², of each row of [R, n], in the precision of the rows.
 
     Squares in single precision overflow or vanish where numbers are huge or tiny, and a huge input times a tiny
-    derivative is a gradient like any other. So Σx² is exact only on demand: else it is infinite above 1e38, which
-    nobody will take for a norm, and a tiny bit too large, which makes a gradient longer than it is and never shorter.
+    derivative is a gradient like any other. So Σx² is infinite above 1e38, which nobody will take for a norm, and a
+    tiny bit too large, which makes a gradient longer than it is and never shorter. Whoever must know doubles the rows.
     """
-    if exact:
-        doubled = rows.double()
-        return doubled.abs().sum(dim=1) if norm == 1 else doubled.square().sum(dim=1)
+    if rows.shape[1] > _LONG and rows.is_cuda:  # whose threads would add too many numbers one after the other
+        rows = rows.double()
     if norm == 1:
         return rows.abs().sum(dim=1)
-    return _squares(rows).add_(_TINY)
+    return _squares(rows).add_(_TINY[rows.dtype])
 
 
 def _squares(rows: Tensor) -> Tensor:
     """Return Σx² of each row, by vector_norm() where it is exact: it is three times faster than squaring and adding.
 
-    On the CPU it adds in sixteen lanes, one number after the other, so that errors grow with the length of a row. Rows
-    of at most 1024 numbers, or pieces of so many, keep them below 4e-6 whatever the numbers are.
+    On the CPU it adds in lanes, of which there are eight or more, one number after the other, so that errors grow with
+    the length of a row. Rows of at most 512 numbers, or pieces of so many, keep them below 70·u.
     """
     width = rows.shape[1]
     short = width <= _PIECE or rows.device.type != "cpu"

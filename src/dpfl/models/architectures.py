@@ -11,27 +11,14 @@ from dataclasses import dataclass
 import torch
 from numpy.random import Generator
 from torch import Tensor, nn
-from torch.nn import functional
 
 from dpfl.errors import BadInput, choose
-from dpfl.models.model import Loss, Model
+from dpfl.models.losses import Loss, cross_entropy, hinge, squared_error
+from dpfl.models.model import Model
+
+__all__ = ["ARCHITECTURES", "Architecture", "build", "cross_entropy", "default_model", "hinge", "squared_error"]
 
 Shape = tuple[int, ...]
-
-
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the softmax cross-entropy of each record."""
-    return functional.cross_entropy(outputs, labels, reduction="none")
-
-
-def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the squared error of each record."""
-    return (outputs.squeeze(-1) - targets).square()
-
-
-def hinge(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return max(0, 1 − y·wᵀx) of each record, with y = ±1 for labels 1 and 0."""
-    return (1 - (2 * labels - 1) * outputs.squeeze(-1)).clamp(min=0)
 
 
 def _largest(outputs: Tensor) -> Tensor:

@@ -2,8 +2,13 @@
 
 Every room but this one speaks of `parameters`, one vector [d]. Buffers (positional encodings and the like) stay with
 the module and are never uploaded; a module that learns statistics of other records' data into buffers is refused.
+
+A module's code may do anything to what it is given and to itself. So it is never given records, but copies of them, and
+it is never the module itself that runs, but a copy that shares its parameters and is forgotten after one call: what one
+record leaves behind, in numbers or in attributes, meets no other.
 """
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -11,8 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from dpfl.errors import BadInput
-
-Loss = Callable[[Tensor, Tensor], Tensor]
+from dpfl.models.losses import Loss, fresh, without_strangers
 
 
 class Model:
@@ -59,9 +63,26 @@ class Model:
         named = zip(self._shapes.items(), pieces, strict=True)
         return {name: piece.view(*vector.shape[:-1], *shape) for (name, shape), piece in named}
 
+    def fresh(self) -> nn.Module:
+        """Return a copy of the module that shares its parameters, and none of what it does to itself.
+
+        Activations that it kept from earlier calls cannot be copied, and are left out.
+        """
+        memo: dict[int, object] = {id(parameter): parameter for parameter in self.module.parameters()}
+        for layer in self.module.modules():
+            values = (value for value in vars(layer).values() if isinstance(value, Tensor) and not value.is_leaf)
+            memo |= {id(value): None for value in values}
+        try:
+            return copy.deepcopy(self.module, memo)
+        except Exception as problem:  # whatever it holds
+            raise BadInput(
+                "model must be a module that can be copied, so that nothing of one record is left to meet the next, but"
+                f" {type(self.module).__name__} cannot ({problem}); keep locks, files and threads out of it"
+            ) from None
+
     def outputs(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         """Run the module under the given named parameters on a batch [B, ...]."""
-        result: Tensor = functional_call(self.module, parameters, (x,))
+        result: Tensor = functional_call(self.fresh(), parameters, (x.clone(),))
         return result
 
     def mean_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -70,7 +91,9 @@ class Model:
 
     def objective(self, parameters: dict[str, Tensor], outputs: Tensor, y: Tensor) -> Tensor:
         """Return the mean loss for outputs that are already computed."""
-        value = self.loss(outputs, y).mean()
+        return self._with_penalty(parameters, fresh(self.loss)(outputs, y.clone()).mean())
+
+    def _with_penalty(self, parameters: dict[str, Tensor], value: Tensor) -> Tensor:
         if self.ridge:
             value = value + self.ridge / 2 * sum((p.square().sum() for p in parameters.values()), torch.zeros(()))
         return value
@@ -79,11 +102,10 @@ class Model:
         """Refuse a module or loss that cannot take these records [B, ...], before anything is spent on them."""
         x, y = x[:2], y[:2]
         parameters = self.split(self.vector())
-        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        buffers, tried = dict(self.module.named_buffers()), self.fresh().train()
         try:
-            self.module.train()
-            self.mean_loss(parameters, x, y)
-            changed = [name for name, buffer in self.module.named_buffers() if not torch.equal(buffer, buffers[name])]
+            self.objective(parameters, functional_call(tried, parameters, (x.clone(),)), y)
+            changed = [name for name, buffer in tried.named_buffers() if not torch.equal(buffer, buffers[name])]
             self.module.eval()
             together = self.mean_loss(parameters, x, y)
             alone = torch.stack([self.mean_loss(parameters, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]).mean()
@@ -112,21 +134,51 @@ class Model:
         """Tell whether per-record gradients can be computed for many records at once (torch.func.vmap)."""
         self.module.train()
         try:
-            self.record_gradients(self.vector(), x[:2], y[:2], vectorised=True)
-        except (RuntimeError, IndexError):  # in-place updates, control flow on values: then one record after the other
+            self._at_once(self.vector(), x[:2], y[:2])
+        except Exception:  # in-place updates, control flow on values: then one record after the other
             return False
         return True
 
     def record_gradients(self, vector: Tensor, x: Tensor, y: Tensor, *, vectorised: bool) -> list[Tensor]:
         """Return the gradient of each record's loss as blocks [B, d_k] that lie side by side in [B, d].
 
-        They are left apart because joining them would copy the largest tensor of the whole round.
+        One of a record that cannot be computed is zero, and that of no other changes with it. Blocks are left apart
+        because joining them would copy the largest tensor of the whole round.
         """
-        if not vectorised:
-            return [torch.stack([self.gradient(vector, x[i : i + 1], y[i : i + 1]) for i in range(len(x))])]
-        per_record = vmap(grad(self._record_loss), in_dims=(None, 0, 0), randomness="different")
-        gradients = per_record(self.split(vector), x, y)
+        self.fresh()  # or say, before anything is tried, that it cannot be copied
+        if vectorised:
+            return self._at_once_or_in_pieces(vector, x, y)
+        return [torch.cat([self._alone(vector, x[i : i + 1], y[i : i + 1]) for i in range(len(x))])]
+
+    def _at_once(self, vector: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+        """Map the gradient of one record over all: code that is shown one record cannot mix it with others."""
+        module, loss = self.fresh(), fresh(self.loss)
+
+        def record_loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            outputs = functional_call(module, parameters, (x[None].clone(),))
+            return self._with_penalty(parameters, loss(*without_strangers(self.loss, outputs, y[None].clone())).mean())
+
+        gradients = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")(self.split(vector), x, y)
         return [gradients[name].flatten(1) for name in self._shapes]
+
+    def _at_once_or_in_pieces(self, vector: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+        """Halve the records until those that cannot be computed at once are alone."""
+        try:
+            return self._at_once(vector, x, y)
+        except Exception:  # what the module's code makes of a private value
+            if len(x) == 1:
+                sizes = [shape.numel() for shape in self._shapes.values()]
+                return list(torch.split(self._alone(vector, x, y), sizes, dim=1))
+            middle = len(x) // 2
+            halves = [self._at_once_or_in_pieces(vector, x[some], y[some]) for some in _halves(middle)]
+            return [torch.cat(blocks) for blocks in zip(*halves, strict=True)]
+
+    def _alone(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Return the gradient [1, d] of one record, or zero where there is none."""
+        try:
+            return self.gradient(vector, x, y)[None]
+        except Exception:  # as above
+            return torch.zeros_like(vector)[None]
 
     def gradient(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return the gradient of the batch's mean loss, [d]."""
@@ -136,8 +188,9 @@ class Model:
         )
         return torch.cat([piece.flatten() for piece in pieces])
 
-    def _record_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return self.mean_loss(parameters, x[None], y[None])
+
+def _halves(middle: int) -> tuple[slice, slice]:
+    return slice(None, middle), slice(middle, None)
 
 
 def _refuse_half_precision(module: nn.Module) -> None:

@@ -95,7 +95,7 @@ def test_a_client_larger_than_the_memory_is_asked_in_blocks() -> None:
             seen.append(len(x))
             return super().run(parameters, x, y, *given, **wanted)
 
-    layers = Counting(model)
+    layers = Counting(model, data[0].x)
 
     def spread(work: Work, groups: Sequence[list[int]]) -> Iterator[Tensor]:
         yield from (work(layers, group) for group in groups)

@@ -23,7 +23,7 @@ def two_cores() -> Iterator[None]:
 
 
 def cores() -> Cores:
-    return Cores(Model(nn.Linear(2, 1), squared_error))
+    return Cores(Layered(Model(nn.Linear(2, 1), squared_error), torch.zeros(0, 2)))
 
 
 def settings() -> tuple[int, float]:

@@ -11,17 +11,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, prune
 
+from dpfl.errors import BadInput
 from dpfl.federation import Records
 from dpfl.gradients.clipping import sum_of_clipped
 from dpfl.gradients.layered import Layered, layered, sum_of_clipped_layered
 from dpfl.models import Model, build
 from dpfl.models.architectures import cross_entropy, hinge, squared_error
-from dpfl.models.model import Loss
+from dpfl.models.losses import Loss
 from dpfl.orders import Norm, RecordClip
 from dpfl.streams import Streams
 from grids import each
 
 FEATURES, CLASSES = 6, 3
+ROOM = 2**-16  # what scales leave for rounding in single precision, twice: a clipped gradient ends below its bound
 
 
 @pytest.fixture(autouse=True)
@@ -71,13 +73,13 @@ def named(name: str) -> tuple[Model, Records]:
 
 def clipped(model: Model, batch: Records, bound: RecordClip, parameters: Tensor | None = None) -> Tensor:
     parameters = model.vector() if parameters is None else parameters
-    return sum_of_clipped_layered(Layered(model), parameters, batch.x, batch.y, bound)
+    return sum_of_clipped_layered(Layered(model, batch.x), parameters, batch.x, batch.y, bound)
 
 
 def quickly(model: Model, batch: Records, bound: RecordClip) -> Tensor:
     """Return the same without care: right, or not finite."""
     norms = torch.full((len(batch),), bound.clip_norm, dtype=torch.float64)
-    return Layered(model).sums(model.vector(), batch.x, batch.y, None, (norms, bound.norm), 1)[0]
+    return Layered(model, batch.x).sums(model.vector(), batch.x, batch.y, None, (norms, bound.norm), 1)[0]
 
 
 def one_by_one(model: Model, batch: Records, parameters: Tensor | None = None) -> Tensor:
@@ -123,9 +125,9 @@ def test_one_record_of_a_linear_layer_by_hand() -> None:
     model.load(torch.tensor([1.0, 2.0, 0.0]))
     batch = Records(torch.tensor([[2.0, 1.0]]), torch.tensor([1.0]))
     for total in (clipped, quickly):
-        assert total(model, batch, RecordClip(30.0)).tolist() == pytest.approx([12, 6, 6])
-        assert total(model, batch, RecordClip(3 * math.sqrt(6))).tolist() == pytest.approx([6, 3, 3])
-        assert total(model, batch, RecordClip(12.0, 1)).tolist() == pytest.approx([6, 3, 3])
+        assert total(model, batch, RecordClip(30.0)).tolist() == pytest.approx([12, 6, 6], rel=ROOM)
+        assert total(model, batch, RecordClip(3 * math.sqrt(6))).tolist() == pytest.approx([6, 3, 3], rel=ROOM)
+        assert total(model, batch, RecordClip(12.0, 1)).tolist() == pytest.approx([6, 3, 3], rel=ROOM)
 
 
 def test_two_records_are_clipped_each_by_itself() -> None:
@@ -134,8 +136,8 @@ def test_two_records_are_clipped_each_by_itself() -> None:
     model.load(torch.tensor([1.0, 2.0, 0.0]))
     batch = Records(torch.tensor([[2.0, 1.0], [0.0, 1.0], [0.0, 0.0]]), torch.tensor([1.0, 2.0, 1.0]))
     for total in (clipped, quickly):
-        assert total(model, batch, RecordClip(3 * math.sqrt(6))).tolist() == pytest.approx([6, 3, 1])
-        assert total(model, batch, RecordClip(12.0, 1)).tolist() == pytest.approx([6, 3, 1])
+        assert total(model, batch, RecordClip(3 * math.sqrt(6))).tolist() == pytest.approx([6, 3, 1], rel=3 * ROOM)
+        assert total(model, batch, RecordClip(12.0, 1)).tolist() == pytest.approx([6, 3, 1], rel=3 * ROOM)
 
 
 def test_a_record_is_measured_over_all_layers() -> None:
@@ -143,8 +145,8 @@ def test_a_record_is_measured_over_all_layers() -> None:
     model = Model(nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)), squared_error)
     model.load(torch.tensor([2.0, 3.0]))
     batch = Records(torch.tensor([[1.0]]), torch.tensor([5.0]))
-    assert clipped(model, batch, RecordClip(math.sqrt(52) / 2)).tolist() == pytest.approx([3, 2])
-    assert clipped(model, batch, RecordClip(5.0, 1)).tolist() == pytest.approx([3, 2])
+    assert clipped(model, batch, RecordClip(math.sqrt(52) / 2)).tolist() == pytest.approx([3, 2], rel=ROOM)
+    assert clipped(model, batch, RecordClip(5.0, 1)).tolist() == pytest.approx([3, 2], rel=ROOM)
 
 
 def test_a_penalty_is_clipped_with_the_record_by_hand() -> None:
@@ -154,8 +156,8 @@ def test_a_penalty_is_clipped_with_the_record_by_hand() -> None:
     model.load(torch.tensor([3.0, 0.0]))
     batch = Records(torch.tensor([[0.0, 2.0]]), torch.tensor([1.0]))
     for total in (clipped, quickly):
-        assert total(model, batch, RecordClip(10.0)).tolist() == pytest.approx([1.5, -4])
-        assert total(model, batch, RecordClip(2.75, 1)).tolist() == pytest.approx([0.75, -2])
+        assert total(model, batch, RecordClip(10.0)).tolist() == pytest.approx([1.5, -4], rel=ROOM)
+        assert total(model, batch, RecordClip(2.75, 1)).tolist() == pytest.approx([0.75, -2], rel=ROOM)
 
 
 def test_clients_with_models_of_their_own_by_hand() -> None:
@@ -165,20 +167,20 @@ def test_clients_with_models_of_their_own_by_hand() -> None:
     model = Model(nn.Sequential(nn.Linear(1, 1, bias=False)), squared_error)
     x, y = torch.tensor([[1.0], [2.0], [1.0], [2.0]]), torch.tensor([0.0, 1.0, 0.0, 1.0])
     parameters, counts = torch.tensor([[1.0], [-1.0]]), torch.tensor([1.0, 2.0, 1.0, 2.0])
-    layers = Layered(model)
+    layers = Layered(model, x)
     assert layers.sums(parameters, x, y, counts, None, 2).tolist() == [[10.0], [-26.0]]
     for norm in (1, 2):
         for careful in (False, True):
             total = layers.sums(parameters, x, y, counts, (torch.full((4,), 3.0), norm), 2, careful=careful)
-            assert total.tolist() == [[pytest.approx(8.0)], [pytest.approx(-8.0)]]
+            assert total.tolist() == [[pytest.approx(8.0, rel=ROOM)], [pytest.approx(-8.0, rel=ROOM)]]
 
 
 def test_each_record_has_a_clip_norm_of_its_own() -> None:
     # The gradients are 2 and 4, as above; clipped to 0.5 and 3 they are 0.5 and 3.
     model = Model(nn.Sequential(nn.Linear(1, 1, bias=False)), squared_error)
     x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([0.0, 1.0])
-    total = Layered(model).sums(torch.tensor([1.0]), x, y, None, (torch.tensor([0.5, 3.0]), 2), 1)
-    assert total.tolist() == [[pytest.approx(3.5)]]
+    total = Layered(model, x).sums(torch.tensor([1.0]), x, y, None, (torch.tensor([0.5, 3.0]), 2), 1)
+    assert total.tolist() == [[pytest.approx(3.5, rel=ROOM)]]
 
 
 # Against gradients formed one by one.
@@ -214,7 +216,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 @each("count", [1, 2, 13])
 def test_the_sum_is_that_of_gradients_clipped_one_by_one(name: str, norm: int, count: int) -> None:
     model, batch = MODELS[name](), records(count, scale=2.0)
-    assert (layered(model, batch.x, batch.y) is not None) == (count > 1)  # of one record nothing is asked
+    assert layered(model, batch.x, batch.y) is not None
     alone = one_by_one(model, batch)
     reach = lengths(alone, norm)
     for bound in (1e-3, float(reach.median()), float(reach.max()) * 2):
@@ -281,7 +283,7 @@ def test_several_clients_are_each_as_if_alone(name: str, bound: Norm | None) -> 
     parameters = model.vector() + 0.3 * torch.randn(3, model.dim, dtype=torch.float64)
     counts = torch.rand(12, dtype=torch.float64)
     limits = None if bound is None else (torch.linspace(0.1, 2, 12, dtype=torch.float64), bound)
-    layers = Layered(model)
+    layers = Layered(model, batch.x)
     for together, models in ((parameters, parameters), (parameters[0], parameters[:1].expand(3, -1))):
         ours = layers.sums(together, batch.x, batch.y, counts, limits, 3)
         assert ours.shape == (3, model.dim)
@@ -299,7 +301,7 @@ def test_several_clients_are_each_as_if_alone(name: str, bound: Norm | None) -> 
 def test_lengths_are_those_of_the_records_own_gradients(norm: Norm) -> None:
     for name in ("mlp", "softmax", "svm", "ali-cnn"):
         model, batch = named(name)
-        found = Layered(model).record_lengths(model.vector(), batch.x, batch.y, norm)
+        found = Layered(model, batch.x).record_lengths(model.vector(), batch.x, batch.y, norm)
         torch.testing.assert_close(found, lengths(one_by_one(model, batch), norm), rtol=1e-5, atol=1e-30)
 
 
@@ -456,7 +458,7 @@ def test_a_loss_that_is_a_mean_is_asked_for_each_record_alone(loss: Loss) -> Non
 
 def test_a_loss_with_several_values_a_record_is_not_taken_as_their_sum() -> None:
     several = lambda outputs, y: (outputs - functional.one_hot(y, CLASSES)).square()  # noqa: E731
-    assert says_no(nn.Sequential(nn.Linear(FEATURES, CLASSES)), loss=several)  # their mean counts, not their sum
+    assert_trusted_and_right(Model(nn.Sequential(nn.Linear(FEATURES, CLASSES)), several), records(12))  # but their mean
 
 
 def test_a_hinge_whose_records_are_all_beyond_it_teaches_nothing_and_is_known() -> None:
@@ -783,7 +785,15 @@ class Asserting(Borrowed):
         return self.layer(x)
 
 
-@each("module", [Stubborn, Remembering, Asserting])
+def test_what_cannot_be_copied_is_refused_with_a_way_out() -> None:
+    model, batch = Model(Stubborn(), cross_entropy), records(2)
+    assert layered(model, batch.x, batch.y) is None
+    for ask in (model.check, lambda x, y: model.gradient(model.vector(), x, y)):
+        with pytest.raises(BadInput, match=r"model must be a module that can be copied.*keep locks, files and threads"):
+            ask(batch.x, batch.y)
+
+
+@each("module", [Remembering, Asserting])
 def test_the_question_alone_does_not_end_a_training(module: type[nn.Module]) -> None:
     # They train well enough with gradients formed one by one.
     model, batch = Model(module(), cross_entropy), records(12)
@@ -903,10 +913,11 @@ def test_layers_without_parameters_do_not_matter() -> None:
     assert_trusted_and_right(model, records(12))
 
 
-def test_two_records_suffice_to_tell_and_one_does_not() -> None:
-    for count in (0, 1, 2, 3, 20):
+def test_no_record_is_needed_to_read_a_graph_and_one_to_check_the_arithmetic() -> None:
+    for count in (1, 2, 3, 20):
         batch = records(count)
-        assert (layered(mlp(), batch.x, batch.y) is not None) == (count > 1)
+        assert layered(mlp(), batch.x, batch.y) is not None
+    assert Layered(mlp(), records(0).x).layers.keys() == {"0", "2", "4"}
 
 
 def test_a_model_that_does_not_fit_the_records_is_refused() -> None:
@@ -969,7 +980,7 @@ def test_known_norms_serve_the_layer_that_sees_the_records(
     norm: Norm, before: nn.Module, shape: tuple[int, ...], seen: bool
 ) -> None:
     model, data = classifier(before, nn.Linear(6, CLASSES)), shaped(*shape)
-    layers = Layered(model)
+    layers = Layered(model, data.x)
     asked: list[Any] = []
     bound = (torch.full((12,), 0.7, dtype=torch.float64), norm)
 
@@ -985,4 +996,4 @@ def test_known_norms_serve_the_layer_that_sees_the_records(
         wrong = layers.sums(model.vector(), data.x, data.y, None, bound, 1, powers=lambda: 100 * known())
         assert wrong.norm() < 0.8 * theirs.norm()
     careful = layers.sums(model.vector(), data.x, data.y, None, bound, 1, powers=lambda: 100 * known(), careful=True)
-    torch.testing.assert_close(careful, theirs, rtol=1e-5, atol=1e-6)  # who is careful measures again
+    torch.testing.assert_close(careful.float(), theirs, rtol=1e-5, atol=1e-6)  # who is careful measures again

@@ -50,7 +50,7 @@ class Bend(nn.Module):
 def assert_right(module: nn.Module, x: Tensor) -> None:
     """Compare gradients, lengths and sums, clipped and not, with those of single records; and ask if it is trusted."""
     model, y = Model(module.double(), cross_entropy), torch.arange(len(x)) % CLASSES
-    layers = Layered(model)
+    layers = Layered(model, x)
     own = model.vector() + 0.2 * torch.randn(CLIENTS, model.dim, dtype=torch.float64)
     each = len(x) // CLIENTS
     for parameters in (own[0], own):
@@ -182,19 +182,16 @@ def test_a_signal_behind_another_hands_derivatives_on() -> None:
 @both_ways
 def test_other_records_and_other_parameters_are_not_taken_for_the_last_ones() -> None:
     model = Model(Bend(nn.Conv2d(1, 2, 3)).double(), cross_entropy)
-    layers, y, bound = (
-        Layered(model),
-        torch.zeros(RECORDS).long(),
-        (torch.full((RECORDS,), 0.1, dtype=torch.float64), 2),
-    )
+    layers, whole = Layered(model, numbers(1, 4, 4)), torch.zeros(RECORDS).long()
+    limits = torch.full((RECORDS,), 0.1, dtype=torch.float64)
     for parameters in (model.vector(), model.vector().expand(CLIENTS, -1)):
-        for x in (numbers(1, 4, 4), numbers(1, 4, 4), numbers(1, 5, 5)):
-            clients = len(parameters) if parameters.ndim == 2 else 1
+        for x in (numbers(1, 4, 4), numbers(1, 4, 4), numbers(1, 4, 4)[:3]):
+            clients, y, bound = len(parameters) if parameters.ndim == 2 else 1, whole[: len(x)], (limits[: len(x)], 2)
             ours = layers.sums(parameters, x, y, None, bound, clients).sum(dim=0)
-            alone = Layered(model).sums(model.vector(), x, y, None, bound, 1)[0]
+            alone = Layered(model, x).sums(model.vector(), x, y, None, bound, 1)[0]
             torch.testing.assert_close(ours, alone, rtol=1e-9, atol=1e-10)
             again = layers.sums(2 * parameters, x, y, None, bound, clients).sum(dim=0)
-            alone = Layered(model).sums(2 * model.vector(), x, y, None, bound, 1)[0]
+            alone = Layered(model, x).sums(2 * model.vector(), x, y, None, bound, 1)[0]
             torch.testing.assert_close(again, alone, rtol=1e-9, atol=1e-10)
 
 
@@ -271,7 +268,7 @@ def test_the_word_for_padding_learns_nothing(padding: int) -> None:
     x[:, 4] = padding % 7
     assert_right(Bend(layer), x)
     model = Model(Bend(layer.double()), cross_entropy)
-    total = Layered(model).sums(model.vector(), x, torch.zeros(RECORDS).long(), None, None, 1)
+    total = Layered(model, x).sums(model.vector(), x, torch.zeros(RECORDS).long(), None, None, 1)
     assert total.view(7, 4)[padding].abs().sum() == 0
     assert total.abs().sum() > 0
 

@@ -10,7 +10,7 @@ from dpfl.gradients import least_squares
 from dpfl.gradients.least_squares import Moments, is_least_squares
 from dpfl.models import Model, build
 from dpfl.models.architectures import squared_error
-from dpfl.models.model import Loss
+from dpfl.models.losses import Loss
 from dpfl.streams import Streams
 from grids import each
 
