@@ -30,6 +30,7 @@ from dpfl.federation.facts import require_usable
 from dpfl.gradients.capabilities import Capabilities
 from dpfl.models import Loss
 from dpfl.precision import products
+from dpfl.privacy.books import FAST
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import Outcome, ask, combine
@@ -140,8 +141,9 @@ def repeat(
     for place, budgeted in enumerate(systems):
         streams = own if len(systems) == 1 else [stream.part("budget", place) for stream in own]
         ledger = Ledger(
-            budgeted.promise(federation.sizes), federation.sizes, system=budgeted.name, seeded=shared.seeded
-        )
+            budgeted.promise(federation.sizes), federation.sizes, system=budgeted.name, seeded=shared.seeded,
+            noise_source=None if shared.seeded else FAST,
+        )  # fmt: skip
         session = Session(
             budgeted, problem_of(budgeted, federation.sizes, learner.dim, shared), learner,
             RepeatedClients(clients, streams), ledger, shared.part("server", place), PublicSplit(learner, validation),
