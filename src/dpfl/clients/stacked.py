@@ -81,7 +81,7 @@ class StackedClients:
     ) -> None:
         """Take the model, each client's records and the streams of the run.
 
-        capabilities: by which the model can be trained, as public records showed (`dpfl.gradients.capabilities`).
+        capabilities: by which the model can be trained (`dpfl.gradients.capabilities`).
         drawn_by: whether a cohort draws from one stream, or each client from its own, as the reference client does.
         room: numbers that a chunk of several clients may hold at a time; None for what suits the machine.
         """

@@ -1,4 +1,8 @@
-"""By which ways a model can be trained fast, as a few public records tell: an answer about private ones would leak."""
+"""By which ways a model can be trained fast, as its graph and a few public records tell.
+
+What is found decides between ways that all keep records apart, so that nothing about privacy rests on it; but even so
+small an answer about private records would be one that nobody paid for.
+"""
 
 import time
 from dataclasses import dataclass
@@ -35,7 +39,10 @@ class Capabilities:
     def way_out(self) -> str:
         """Say what would be faster."""
         known = ", ".join(sorted({kind.__name__ for kind in KINDS}))
-        return f"build the model of {known} layers, each used once, or train it with fewer records or rounds"
+        return (
+            f"build the model of {known} layers, each used once, and of operations that keep records apart, or train it"
+            " with fewer records or rounds"
+        )
 
     @staticmethod
     def none(model: Model, public: Records, why_not: str = "") -> "Capabilities":
@@ -45,7 +52,7 @@ class Capabilities:
 
 
 def capabilities_of(model: Model, public: Records) -> Capabilities:
-    """Find out with some public records; where they are few, with some that look like them."""
+    """Find out; the arithmetic is checked with some public records, or with made-up ones where they are few."""
     tried = _enough(public)
     with products("float32"):  # results are compared
         try:
@@ -59,7 +66,7 @@ def _enough(public: Records) -> Records:
     """Fill public records up to as many as a model is tried with.
 
     Each new one has its numbers from several of them, every number in its own place; of a single record the same
-    numbers in another order, since copies would not show a model that mixes records.
+    numbers in another order: copies would check less.
     """
     count, device = len(public), public.x.device
     if count >= _ENOUGH:
