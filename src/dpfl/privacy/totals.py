@@ -171,6 +171,8 @@ def together(books: Books, run: BookedRun) -> Total | None:
     nothing = Total(None, None, None, None, len(runs))
     if others := sum(is_simulation(one.facts) for one in runs):
         return replace(nothing, why=f"{others} of them were simulations, whose noise can be drawn again")
+    if others := sum("noise_source" in one.facts for one in runs):
+        return replace(nothing, why=f"the noise of {others} of them was drawn by clients that were handed in")
     if strangers(runs):
         return replace(nothing, why="it is not known whether their clients held the same people's records")
     kind = kind_of(Promise.from_plain(one.facts["promise"]) for one in runs if one.facts["promise"] is not None)
