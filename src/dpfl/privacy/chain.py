@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -117,14 +116,18 @@ def _contents(sql: sqlite3.Connection) -> Iterator[tuple[Entry, Rows]]:
     charges = sql.execute("SELECT run, round, id, client, release FROM charges ORDER BY id")
     for (run, round), rows in groupby(charges, lambda row: row[:2]):
         yield Entry("charges", run, round), tuple(row[2:] for row in rows)
-    weights = defaultdict(list)
-    for run, round, charge, weight in sql.execute(
-        "SELECT c.run, c.round, a.charge, a.weight FROM aggregates a JOIN charges c ON c.id = a.charge ORDER BY 3"
-    ):
-        weights[run, round].append((charge, weight))
-    for run, round, noise_std in sql.execute("SELECT * FROM broadcasts ORDER BY run, round"):
-        yield Entry("broadcast", run, round), ((noise_std,), *weights.pop((run, round), ()))
-    for run, round in weights:  # of a broadcast that is no longer there
+    sent = sql.execute(
+        "SELECT b.run, b.round, b.noise_std, a.charge, a.weight FROM broadcasts b"
+        " LEFT JOIN charges c USING (run, round)"
+        " LEFT JOIN aggregates a ON a.charge = c.id ORDER BY 1, 2, 4"
+    )
+    for (run, round, noise_std), rows in groupby(sent, lambda row: row[:3]):
+        yield Entry("broadcast", run, round), ((noise_std,), *(row[3:] for row in rows if row[3] is not None))
+    orphans = sql.execute(
+        "SELECT DISTINCT c.run, c.round FROM aggregates a LEFT JOIN charges c ON c.id = a.charge"
+        " LEFT JOIN broadcasts b USING (run, round) WHERE b.run IS NULL"
+    )
+    for run, round in orphans:
         yield Entry("aggregate", run, round), ()
 
 
