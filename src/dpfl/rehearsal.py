@@ -166,7 +166,8 @@ class Rehearsal:
 def _opened(system: System[Any], sizes: Sequence[int], streams: Streams) -> Session[Any]:
     """Open a training whose clients compute nothing."""
     promise = system.promise(sizes)
-    filtered = promise is not None and promise.calibration == "tight" and follows_training(system)
+    decided = follows_training(system) or system.until_spent
+    filtered = promise is not None and promise.calibration == "tight" and decided
     ledger = Ledger(
         promise, sizes, system=system.name, follows_uploads=follows_uploads(system),
         allowed=Filters() if filtered else None,
