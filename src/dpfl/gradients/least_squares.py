@@ -33,7 +33,7 @@ def is_least_squares(model: Model, x: Tensor, y: Tensor) -> bool:
     here = model.vector() + torch.linspace(-1, 1, model.dim, dtype=x.dtype, device=x.device)
     moments = Moments(model, [Records(x, y)])
     ours = moments.sums(here, torch.zeros(1, dtype=torch.long, device=x.device))[0] / len(x)
-    return torch.allclose(ours, model.gradient(here, x, y), rtol=1e-3, atol=1e-4)
+    return torch.allclose(ours, model.gradient(here, x, y).double(), rtol=1e-3, atol=1e-4)
 
 
 class Moments:
@@ -58,7 +58,7 @@ class Moments:
                 self.moments[some] = 2 * (x.mT @ torch.cat([x, -y], dim=2))
 
     def sums(self, parameters: Tensor, clients: Tensor) -> Tensor:
-        """Return the sum of the gradients of each client's records [k, p] at one model [p], or at one for each.
+        """Return the sum of each client's gradients [k, p] at one model [p], or at one for each, in double precision.
 
         clients: their numbers, [k]. With several models for each of them, parameters and sums are [k·m, p].
         """
@@ -66,6 +66,6 @@ class Moments:
         ahead = functional.pad(parameters.double(), (0, 1), value=1.0)  # one row times (w | 1) is 2·(XᵀX·w − Xᵀy)
         if parameters.ndim == 1:
             sums = moments.view(-1, len(ahead)) @ ahead
-            return sums.view(len(moments), -1).to(parameters.dtype)
+            return sums.view(len(moments), -1)
         sums = torch.bmm(ahead.view(len(moments), -1, ahead.shape[1]), moments.mT)
-        return sums.view_as(parameters).to(parameters.dtype)
+        return sums.view_as(parameters)

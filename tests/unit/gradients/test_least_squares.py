@@ -64,12 +64,12 @@ def test_sums_of_gradients_are_autograds_for_clients_of_any_size(
             torch.testing.assert_close(row, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_moments_are_taken_in_double_precision_and_given_back_in_the_models() -> None:
+def test_moments_are_taken_and_summed_in_double_precision() -> None:
     # Targets of 10⁴ + a little: in single precision the products would lose the little.
     model = Model(nn.Linear(1, 1, bias=False), squared_error)
     x, y = torch.full((1000, 1), 1.0), 10_000 + torch.linspace(0, 1, 1000)
     found = Moments(model, [Records(x, y)]).sums(torch.tensor([10_000.0]), torch.tensor([0]))
-    assert found.dtype == torch.float32
+    assert found.dtype == torch.float64
     true = 2 * (10_000 - y.double()).sum()
     assert found.item() == pytest.approx(true.item(), rel=1e-6)
 
