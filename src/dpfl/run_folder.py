@@ -96,7 +96,7 @@ def read_json(path: Path, name: str) -> dict[str, Any]:
 def ledger_of(path: Path) -> tuple[Path, str]:
     """Return the ledger that a run was charged to, and the run's name in it."""
     environment = read_json(path, ENVIRONMENT)
-    if not {"ledger", "run"} <= environment.keys():
+    if not all(isinstance(environment.get(key), str) for key in ("ledger", "run")):
         raise BadInput(f"run must have been charged to a ledger, but {str(path)!r} names none; repeat the run")
     return path / environment["ledger"], environment["run"]  # an absolute path stands for itself
 

@@ -188,7 +188,7 @@ def train(
     shared = chosen.ledger is not None
     ledger_in = partial(
         Ledger, promise, federation.sizes, system=system.name, config=config.hash, seeded=streams.seeded,
-        noise_source="the clients that were handed in" if clients is not None else _noise_source(streams),
+        noise_source=_noise_source(streams) or ("the clients that were handed in" if clients is not None else None),
         follows_uploads=follows_uploads(system), versions=environment["versions"],
         allowed=allowance(system, federation.sizes, streams),
         sharing=_sharing(federation), recognise=partial(_recognise, federation, streams) if shared else None,

@@ -1,6 +1,7 @@
 """ε that depends on what happened: a certificate says what was allowed, or it would be a release of its own."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,50 @@ def test_whoever_stops_after_a_look_gains_nothing(system: dpfl.System[Any], tmp_
             assert shown >= whole.observers[observer].epsilon * (1 - 1e-9)
             assert shown <= max(2.0, whole.observers[observer].epsilon * (1 + 1e-9))  # what the filter holds, at most
         assert recertify(tmp_path / str(at))[1]  # and its ledger says so too
+
+
+@pytest.mark.parametrize("calibration", ["tight", "paper"])
+def test_who_was_not_asked_before_the_stop_could_have_been(calibration: str, tmp_path: Path) -> None:
+    system = dpfl.UDP(rounds=6, epsilon=2.0, cohort=1, calibration=calibration)
+    whole = dpfl.train(system, DATA, "softmax", seed=1).certificate
+    certificate = stopped(system, tmp_path, 1)
+    shown = [line["server_epsilon"] for line in certificate["spending"]]
+    assert max(shown) >= max(line.server_epsilon or 0 for line in whole.spending) * (1 - 1e-9) > 0
+
+
+class Grows(dpfl.UDP):
+    """Half the noise in every round that follows, by a formula of somebody's own."""
+
+    name = "grows"
+
+    def adapt(self, state: Any, feedback: dpfl.Feedback) -> Any:
+        return replace(state, noise_stds=tuple(std / 2 for std in state.noise_stds))
+
+
+def test_rounds_that_were_not_played_may_be_dearer_than_those_that_were(tmp_path: Path) -> None:
+    system = Grows(rounds=5, epsilon=2.0, calibration="paper")
+    whole = dpfl.train(system, DATA, "softmax", seed=1).certificate.observers["server"].epsilon
+    assert whole is not None
+    assert stopped(system, tmp_path, 1)["observers"]["server"]["epsilon"] == pytest.approx(whole)
+
+
+class Reads(dpfl.DPSGDFedAvg):
+    """Stop when the model has moved enough, and name no need of that."""
+
+    name = "reads"
+
+    def orders(self, state: Any) -> dict[int, dpfl.Order]:
+        asked = super().orders(state)
+        return asked if float(state.model.abs().sum()) % 1 < 0.5 else dict(list(asked.items())[:1])
+
+
+def test_a_system_of_somebody_elses_counts_for_all_that_its_filters_let_pass() -> None:
+    system = Reads(rounds=3, epsilon=2.0, noise_multiplier=8.0)
+    shown = {
+        tuple(line.server_epsilon for line in dpfl.train(system, DATA, "softmax", seed=seed).certificate.spending)
+        for seed in (1, 2, 3)
+    }
+    assert len(shown) == 1
 
 
 def test_given_noise_that_was_stopped_counts_for_all_that_the_filter_lets_pass(tmp_path: Path) -> None:

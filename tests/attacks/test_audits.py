@@ -1,7 +1,7 @@
 """Audits: canaries in real trainings, and lower bounds on ε that no certificate may lie below.
 
-A bound that is compared with a certificate from above is wrong with probability 1e-3 at most; those that show how strong
-the attacks are hold with 95 % for all of them together. `pytest tests/attacks/test_audits.py -s` prints them.
+A bound that is compared with a certificate from above is wrong with probability 1e-3 at most; those that show how
+strong the attacks are hold with 95 % for all of them together. `pytest tests/attacks/test_audits.py -s` prints them.
 """
 
 import math

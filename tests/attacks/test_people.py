@@ -11,6 +11,7 @@ from torch import Tensor
 import dpfl
 from dpfl.federation import Dataset
 from dpfl.privacy.books import Books, Grant
+from dpfl.privacy.certificate import recertify
 from dpfl.privacy.gaussian_dp import epsilon_of, mu_of
 from dpfl.privacy.people import fingerprints_of
 from dpfl.privacy.statement import state
@@ -196,3 +197,84 @@ def test_an_extract_names_nobody(tmp_path: Path) -> None:
         assert record not in content
         assert key not in content
         assert str(shared).encode() not in content
+
+
+def test_a_grant_counts_what_was_charged_with_the_sizes_of_its_run(tmp_path: Path) -> None:
+    """A client that brings fewer records is not forgiven what its many lost: n of them lie between two clients."""
+    shared = ledger(tmp_path, granted(100.0, unit="client"))
+    many, few = digits(sizes=20), digits(sizes=20, share=0.2)
+    dpfl.train(dpfl.UDP(rounds=1, epsilon=0.2, delta=1e-3), many, "softmax", ledger=shared)
+    lost = spent(shared)[0]["spent"]["epsilon"]
+    assert lost > 3
+    books = Books(shared)
+    books.grant(granted(1.01 * lost, unit="client"))
+    books.close()
+    with pytest.raises(dpfl.BudgetRefused, match="leaves ε"):
+        dpfl.train(dpfl.UDP(rounds=1, epsilon=0.5), few, "softmax", ledger=shared)
+
+
+def test_who_is_gone_is_still_counted_while_a_run_on_them_goes_on(tmp_path: Path) -> None:
+    shared = ledger(tmp_path, granted(3.0))
+    system = dpfl.UDP(rounds=2, epsilon=2.0)
+    fresh: list[dpfl.Run] = []
+
+    def meanwhile(metrics: dpfl.RoundMetrics) -> None:
+        if metrics["round"] == 1 and not fresh:
+            books = Books(shared)
+            books.add_people()
+            books.close()
+            fresh.append(dpfl.train(system, digits(), "softmax", ledger=shared))
+
+    dpfl.train(system, digits(), "softmax", ledger=shared, on_round=meanwhile)
+    assert len(fresh) == 1  # others, who have a grant of their own
+    books = Books(shared)
+    try:
+        for people in (1, 2):
+            (run,) = books.runs_of(people)
+            assert books.replies(run) == dict.fromkeys(range(4), 2)
+    finally:
+        books.close()
+
+
+def test_a_run_that_was_opened_counts_for_all_that_it_may_let_out(tmp_path: Path) -> None:
+    shared = ledger(tmp_path)
+    system = dpfl.UDP(rounds=2, epsilon=3.0)
+    inner: list[dpfl.Run] = []
+
+    def meanwhile(session: Any) -> None:
+        session.ledger.run  # noqa: B018 (opened, and nobody charged yet)
+        inner.append(dpfl.train(system, digits(), "softmax", ledger=shared, out=tmp_path / "inner"))
+
+    dpfl.train(system, digits(), "softmax", ledger=shared, on_open=meanwhile)
+    total = inner[0].certificate.together
+    assert total is not None
+    assert total.epsilon is not None
+    assert total.epsilon >= float(epsilon_of(2**0.5 * mu_of(3.0, 1e-3), 1e-3))
+    assert recertify(tmp_path / "inner", shared)[1]  # which knows more by now, and finds no fault in it
+
+
+def test_a_grant_that_comes_later_forgives_nothing(tmp_path: Path) -> None:
+    shared = ledger(tmp_path)
+
+    class EndedError(Exception):
+        pass
+
+    def end(metrics: dpfl.RoundMetrics) -> None:
+        raise EndedError
+
+    with pytest.raises(EndedError):
+        dpfl.train(dpfl.UDP(rounds=20, epsilon=8.0), digits(), "softmax", ledger=shared, on_round=end)
+    books = Books(shared)
+    books.grant(granted(3.0))
+    books.close()
+    assert spent(shared)[0]["spent"]["epsilon"] == pytest.approx(8.0)
+
+
+def test_a_pure_promise_does_not_make_a_gaussian_one_infinite(tmp_path: Path) -> None:
+    shared = ledger(tmp_path)
+    for system in (dpfl.FedSGDDPC(rounds=1, epsilon=0.5, mechanism="laplace"), dpfl.UDP(rounds=1, epsilon=1.0)):
+        run = dpfl.train(system, digits(), "softmax", ledger=shared)
+    assert run.certificate.together is not None
+    assert run.certificate.together.epsilon is not None
+    assert 1.0 < run.certificate.together.epsilon <= 1.5  # the sum
+    assert run.certificate.together.delta == 1e-3

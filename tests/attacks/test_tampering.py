@@ -30,6 +30,8 @@ EDITS = {
     "a grant past the chain": "INSERT INTO grants SELECT NULL, client, 50, delta, unit, neighbours, currency, granted"
     " FROM grants",
     "the last links": "DELETE FROM links WHERE id > 3",
+    "the key by which people are known": "UPDATE notes SET value = zeroblob(32) WHERE name = 'key'",
+    "an older version": "PRAGMA user_version = 1",
     "a link": "UPDATE links SET digest = zeroblob(32) WHERE id = 3",
 }
 
@@ -135,3 +137,34 @@ def test_nothing_is_charged_or_granted_to_an_extract(books: Path) -> None:
     again = ["run", "udp", "--clients", "3", "--rounds", "1", "--ledger", "two/extract.sqlite", "--out", "three"]
     done = command(*again, cwd=books)
     assert (done.returncode, "the extract of a single run" in done.stderr) == (2, True)
+
+
+def test_charges_cannot_be_cut_out_of_an_extract(books: Path) -> None:
+    """Its own entries must be there, whatever was made of their salts; what it does not hold is not told."""
+    path = books / "two" / "extract.sqlite"
+    edit(path, "UPDATE links SET salt = x''; DELETE FROM aggregates; DELETE FROM broadcasts; DELETE FROM charges")
+    refused = command("certificate", "two", cwd=books)
+    assert (refused.returncode, "as it was written, but" in refused.stderr) == (2, True)
+
+
+def test_what_an_extract_cannot_know_is_not_said_to_be_checked(books: Path) -> None:
+    path = books / "two" / "certificate.json"
+    stored = json.loads(path.read_text())
+    assert stored["together"]["runs"] == 2
+    stored["together"] |= {"epsilon": 0.1, "runs": 1}
+    path.write_text(json.dumps(stored))
+    said = command("certificate", "two", cwd=books)
+    assert said.returncode == 0
+    assert "not told here: the ledger that it was charged to may hold others" in said.stdout
+    assert "0.1," not in said.stdout
+    refused = command("certificate", "two", "--ledger", "all.sqlite", cwd=books)
+    assert (refused.returncode, "believe the ledger" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("name", "key"), [("certificate.json", "head"), ("environment.json", "ledger")])
+def test_nonsense_is_one_sentence(books: Path, name: str, key: str) -> None:
+    path = books / "two" / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: 5}))
+    refused = command("certificate", "two", cwd=books)
+    assert refused.returncode == 2
+    assert len(refused.stderr.splitlines()) == 1

@@ -4,14 +4,13 @@ Whether somebody stops a training after looking at it, or a controller takes few
 released. Then what happened to be let out is no bound, and would itself tell something; what could have been let out at
 most is one. Before its first round a run writes down how that is known:
 
-- `Rounds`: nobody decides anything on the way. Once all rounds are over, what happened is what was planned. Before, in
-  tight calibration, each client's filter holds the limit; where there is none (a paper's formula, readers of models
-  whom only the plan keeps from more), the rounds that are left will cost what those before did.
-- `Filters`: a controller decides, or the budget does. The filter holds the limit, at the end too.
-- `Course`: a controller decides, by a paper's formula, which no filter limits. Its longest course was rehearsed.
+- `Rounds`: nobody decides anything on the way. Once all rounds are over, what happened is what was planned; before,
+  each client's filter holds the limit.
+- `Filters`: a controller decides, or the budget does. The filters hold the limit, at the end too.
+- `Course`: somebody may see what no filter limits: a paper's formula has none, and a promise against an eavesdropper
+  limits nothing that the server sees. The longest course was rehearsed.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ _ROUNDING = 1e-9  # by which two sums of the same numbers may differ
 
 @dataclass(frozen=True)
 class Rounds:
-    """A plan that nothing changes."""
+    """A plan of so many rounds that nothing changes."""
 
     rounds: int
     replies: Sequence[int]  # of each client, over all rounds
@@ -42,8 +41,9 @@ class Filters:
 
 @dataclass(frozen=True)
 class Course:
-    """What every observer sees of each client on the longest course."""
+    """What every observer sees of each client on the longest course, and how many rounds that has."""
 
+    rounds: int
     views: Mapping[Observer, View]
 
 
@@ -56,7 +56,9 @@ def to_plain(allowed: Allowed) -> Any:
         return "filters"
     if isinstance(allowed, Rounds):
         return {"rounds": allowed.rounds, "replies": [int(count) for count in allowed.replies]}
-    return {"course": {observer: _packed(view) for observer, view in allowed.views.items()}}
+    return {
+        "rounds": allowed.rounds, "course": {observer: _packed(view) for observer, view in allowed.views.items()}
+    }  # fmt: skip
 
 
 def from_plain(plain: Any) -> Allowed | None:
@@ -64,7 +66,9 @@ def from_plain(plain: Any) -> Allowed | None:
     if plain is None or plain == "filters":
         return None if plain is None else Filters()
     if "course" in plain:
-        return Course({observer: _unpacked(packed) for observer, packed in plain["course"].items()})
+        return Course(
+            plain["rounds"], {observer: _unpacked(packed) for observer, packed in plain["course"].items()}
+        )  # fmt: skip
     return Rounds(plain["rounds"], plain["replies"])
 
 
@@ -85,27 +89,15 @@ def _unpacked(packed: Mapping[str, Any]) -> View:
 
 def is_filtered(allowed: Allowed | None, promise: Promise, rounds: int) -> bool:
     """Tell whether it is the clients' filters that limit what a run lets out, `rounds` of which are over."""
-    if promise.calibration != "tight" or allowed is None:
-        return promise.calibration == "tight" and promise.noise == "adaptive"
-    return promise.noise == "adaptive" or not isinstance(allowed, Rounds) or rounds < allowed.rounds
+    if promise.calibration != "tight":
+        return False
+    if isinstance(allowed, Rounds | Course) and rounds < allowed.rounds:
+        return True
+    return promise.noise == "adaptive" or isinstance(allowed, Filters)
 
 
-def counted(
-    seen: View,
-    allowed: Allowed | None,
-    observer: Observer,
-    deltas: Sequence[float],
-    *,
-    rounds: int,
-    replies: Mapping[int, int],
-) -> View:
-    """Return for each client what it was allowed to let out by its plan, or what was seen where that is more.
-
-    rounds, replies: how many rounds are over, and how often each client has answered in them.
-    """
-    if isinstance(allowed, Rounds) and rounds < allowed.rounds:
-        pairs = enumerate(zip(seen, allowed.replies, strict=True))
-        return [_prolonged(spent, planned / max(replies.get(i, 0), 1)) for i, (spent, planned) in pairs]
+def counted(seen: View, allowed: Allowed | None, observer: Observer, deltas: Sequence[float]) -> View:
+    """Return for each client what it was to let out on the longest course, or what was seen where that is more."""
     if not isinstance(allowed, Course) or observer not in allowed.views:
         return seen
     longest = allowed.views[observer]
@@ -114,36 +106,28 @@ def counted(
     return [one if is_more else other for one, other, is_more in zip(seen, longest, more, strict=True)]
 
 
-def _prolonged(spent: Spent, times: float) -> Spent:
-    """Return what so many times as many releases cost, if each costs as much."""
-    if times <= 1:
-        return spent
-    return Counter({
-        Mechanism("gaussian", one.multiplier / math.sqrt(times)) if one.plain and one.noise == "gaussian" else one:
-            count if one.plain and one.noise == "gaussian" else math.ceil(count * times)
-        for one, count in spent.items()
-    })  # fmt: skip
+def filled(seen: Spent, budget: Budget, promise: Promise, allowed: Allowed | None, client: int) -> Spent | Budget:
+    """Return what a client's filter lets pass of what was begun so: releases, or where only that is known, ε and δ.
 
-
-def limit(seen: Spent, budget: Budget, *, adaptive: bool) -> float:
-    """Return the ε up to which a client's filter lets pass what was begun so; 0 where nothing was."""
+    A client that was not asked yet may still be, unless a plan says that it never will.
+    """
     if not seen:
-        return 0.0
-    most = filled(seen, budget, adaptive=adaptive)
-    return budget.epsilon if most is None or all(one.plain for one in most) else tight(most, budget.delta)
-
-
-def filled(seen: Spent, budget: Budget, *, adaptive: bool) -> Spent | None:
-    """Return what a client's filter lets pass of what was begun so; None where only its ε and δ are known."""
-    if not seen:
-        return {}
+        never = isinstance(allowed, Rounds) and allowed.replies[client] == 0
+        return {} if never else budget
     if all(one.plain for one in seen):
         gaussian = budget.delta > 0 and all(one.noise == "gaussian" for one in seen)
-        return {Mechanism("gaussian", float(1 / mu_of(budget.epsilon, budget.delta))): 1} if gaussian else None
-    if adaptive:
-        return None
+        return {Mechanism("gaussian", float(1 / mu_of(budget.epsilon, budget.delta))): 1} if gaussian else budget
+    if promise.noise == "adaptive":
+        return budget
     first = min(seen, key=lambda one: one.multiplier)  # a count holds what it was fixed by, and what is noised more
     return {first: max(_most(first, budget), sum(seen.values()))}
+
+
+def limit(most: Spent | Budget, budget: Budget) -> float:
+    """Return the ε of what a client's filter lets pass."""
+    if isinstance(most, Budget) or (most and all(one.plain for one in most)):
+        return budget.epsilon
+    return tight(most, budget.delta)
 
 
 @lru_cache(maxsize=1024)

@@ -81,6 +81,8 @@ class Grant:
     def __post_init__(self) -> None:
         if self.client is not None:
             require_count("client", self.client, "clients count from 0", at_least=0)
+            if self.client >= 2**31:
+                raise BadInput(f"client must be below 2³¹, was {self.client}; clients count from 0")
         require_one_of("unit", self.unit, UNITS)
         require_one_of("neighbours", self.neighbours, NEIGHBOURS)
         require_one_of("currency", self.currency, get_args(Currency))
@@ -227,7 +229,12 @@ class Books:
 
     def add_broadcast(self, run: BookedRun, round: int, weights: Mapping[int, float], noise_std: float) -> None:
         """Note with which weight each charged upload went into the model that was sent out, and the noise on it."""
-        rows = sorted((charge, float(weight)) for charge, weight in weights.items())
+        if not all(map(math.isfinite, (noise_std, *weights.values()))):
+            raise BadInput(
+                f"weights of uploads, and the noise on a model, must be finite numbers, but those of round {round} are"
+                " not; mend the system"
+            )
+        rows = sorted((charge, float(weight) + 0.0) for charge, weight in weights.items())  # SQLite knows no −0
         with self.transaction():
             self._sql.execute("INSERT INTO broadcasts VALUES (?, ?, ?)", (run.id, round, float(noise_std)))
             self._sql.executemany("INSERT INTO aggregates VALUES (?, ?)", rows)
@@ -345,11 +352,13 @@ class Books:
     def require_whole(self, *heads: str) -> None:
         """Refuse books that do not fit their chain of hashes, or whose chain does not hold these heads."""
         where = repr(str(self.path))
-        if self._version == 1:
-            return
         try:
-            problem = chain.broken(self._sql, extract=self.is_extract)
-            strange = [head for head in heads if not chain.holds(self._sql, head)]
+            if self._version == 1:  # which had no chain; one that has was marked as such afterwards
+                chained = bool(self._one("SELECT 1 FROM sqlite_master WHERE name = 'links'"))
+                problem, strange = "its version is not that of its tables" if chained else None, list(heads)
+            else:
+                problem = chain.broken(self._sql, extract=self.is_extract)
+                strange = [head for head in heads if not chain.holds(self._sql, head)]
         except (sqlite3.Error, ValueError) as error:
             raise self._refused(error) from None
         if problem is not None:
@@ -385,6 +394,7 @@ class Books:
         with closing(Books(path)) as other, other.transaction():
             sql = other._sql
             sql.execute("UPDATE notes SET name = 'extract', value = '' WHERE name = 'key'")
+            sql.execute("DELETE FROM links")  # of a ledger's own beginning
             for table, where in (
                 ("runs", "id = ?"),
                 ("releases", "id IN (SELECT release FROM charges WHERE run = ?)"),

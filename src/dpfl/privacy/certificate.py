@@ -15,7 +15,7 @@ from typing import Any
 from dpfl import run_folder
 from dpfl.errors import BadInput
 from dpfl.privacy.accounting import Mechanism, tight_each
-from dpfl.privacy.allowed import View, counted, from_plain, is_filtered, limit
+from dpfl.privacy.allowed import Allowed, View, counted, filled, from_plain, is_filtered, limit
 from dpfl.privacy.books import BookedRun, Books
 from dpfl.privacy.budget import Observer, Promise, cautions
 from dpfl.privacy.totals import Total, is_simulation, together
@@ -100,11 +100,8 @@ def certify(books: Books, run: BookedRun) -> Certificate:
     seen = views_of(books, run, promise)
     replies, allowed = books.replies(run), from_plain(facts.get("allowed"))
     filtered = is_filtered(allowed, promise, common["rounds"])
-    views = {
-        observer: counted(view, allowed, observer, deltas, rounds=common["rounds"], replies=replies)
-        for observer, view in seen.items()
-    }
-    spent = {observer: _priced(observer, view, promise, filtered) for observer, view in views.items()}
+    views = {observer: counted(view, allowed, observer, deltas) for observer, view in seen.items()}
+    spent = {observer: _priced(observer, view, promise, allowed, filtered) for observer, view in views.items()}
     spent["released"] = [min(pair) for pair in zip(spent["released"], spent["server"], strict=True)]
     happened = {observer: tight_each(view, deltas) for observer, view in seen.items()}
     most = max(promise.budgets, key=lambda budget: budget.epsilon)
@@ -117,7 +114,8 @@ def certify(books: Books, run: BookedRun) -> Certificate:
         against=promise.against,
         exposures=promise.exposures,
         observers={
-            observer: _observed(observer, views[observer], spent[observer], promise, filtered) for observer in views
+            observer: _observed(observer, views[observer], spent[observer], promise, allowed, filtered)
+            for observer in views
         },
         uncounted=promise.uncounted,
         cautions=cautions(promise, facts["sizes"]),
@@ -154,16 +152,21 @@ def views_of(books: Books, run: BookedRun, promise: Promise) -> dict[Observer, V
     return views
 
 
-def _priced(observer: Observer, view: View, promise: Promise, filtered: bool) -> list[float]:
+def _priced(observer: Observer, view: View, promise: Promise, allowed: Allowed | None, filtered: bool) -> list[float]:
     """Return each client's ε. What was decided along the way is covered by its filter: as much as that lets pass."""
     held = "server" in promise.against or ("uplink" in promise.against and observer != "server")  # who reads hears less
     if filtered and held:
-        adaptive = promise.noise == "adaptive"
-        return [limit(seen, budget, adaptive=adaptive) for budget, seen in zip(promise.budgets, view, strict=True)]
+        most = (
+            filled(seen, budget, promise, allowed, client)
+            for client, (seen, budget) in enumerate(zip(view, promise.budgets, strict=True))
+        )
+        return [limit(one, budget) for one, budget in zip(most, promise.budgets, strict=True)]
     return tight_each(view, [budget.delta for budget in promise.budgets])
 
 
-def _observed(observer: Observer, view: View, spent: Sequence[float], promise: Promise, filtered: bool) -> Observed:
+def _observed(
+    observer: Observer, view: View, spent: Sequence[float], promise: Promise, allowed: Allowed | None, filtered: bool
+) -> Observed:
     worst = max(range(len(spent)), key=lambda client: spent[client])
     shown = Observed(finite(spent[worst]), promise.budgets[worst].delta, "proved")
     if observer in promise.against:
@@ -173,7 +176,7 @@ def _observed(observer: Observer, view: View, spent: Sequence[float], promise: P
         return shown
     share = promise.claimed_sensitivity
     believed = [Counter({replace(m, multiplier=m.multiplier / share): n for m, n in seen.items()}) for seen in view]
-    return replace(shown, claimed_epsilon=finite(max(_priced(observer, believed, promise, filtered))),
+    return replace(shown, claimed_epsilon=finite(max(_priced(observer, believed, promise, allowed, filtered))),
                    claimed_basis="claimed")  # fmt: skip
 
 
@@ -193,24 +196,43 @@ def recertify(folder: Path, ledger: Path | None = None) -> tuple[Certificate, bo
     path, name = run_folder.ledger_of(folder)
     finished = (folder / run_folder.CERTIFICATE).exists()
     stored = run_folder.read_json(folder, run_folder.CERTIFICATE) if finished else {}
+    head = stored.get("head")
+    if not isinstance(head, str | None):
+        raise BadInput(f"{run_folder.CERTIFICATE} must name its head as text, but names {head!r}; believe the ledger")
     with closing(Books(ledger or path, create=False)) as books:
-        books.require_whole(*filter(None, [stored.get("head")]))
-        certificate, extract = certify(books, books.run(name)), books.is_extract
+        books.require_whole(*([] if head is None else [head]))
+        run = books.run(name)
+        certificate, extract = certify(books, run), books.is_extract
+    if extract:  # of a single run: what all cost together is in the ledger itself
+        why = "the ledger that it was charged to may hold others; give that with --ledger"
+        certificate = replace(certificate, together=Total(None, None, None, None, 0, why))
     if not finished:
         return certificate, False
     computed = certificate.to_dict()
-    if stored.get("version", 1) == 1:  # which knew neither
+    if stored.get("version", 1) == 1 and "sharing" not in run.facts:  # as 0.2 wrote them, which knew nothing of these
         computed = {key: value for key, value in computed.items() if key not in ("allowed_more", "together", "head")}
-    if extract:  # of a single run: what all cost together is in the ledger itself
-        certificate = replace(certificate, together=Total.from_plain(stored["together"]))
-        computed["together"] = stored["together"]
-    different = disagreements({"version": 1} | stored, computed | {"version": stored.get("version", 1)})
+        computed["version"] = stored["version"] = 1
+    if extract or _is_at_least(stored.get("together"), computed.get("together")):
+        computed["together"] = stored.get("together")
+    different = disagreements(stored, computed)
     if different:
         more = f" (and {len(different) - 1} more)" if len(different) > 1 else ""
         raise BadInput(
             f"{run_folder.CERTIFICATE} must agree with the ledger, but {different[0]}{more}; believe the ledger"
         )
     return certificate, True
+
+
+def _is_at_least(stored: Any, computed: Any) -> bool:
+    """Tell whether a total that was stated covers what is known now: runs beside this one may have ended meanwhile."""
+    if not isinstance(stored, dict) or computed is None or computed["epsilon"] is None:
+        return False
+    alike = all(stored.get(key) == computed[key] for key in ("unit", "neighbours", "runs", "why"))
+    numbers = (stored.get(key) for key in ("epsilon", "delta"))
+    return alike and all(
+        isinstance(one, float) and one >= computed[key] * (1 - 1e-6)
+        for one, key in zip(numbers, ("epsilon", "delta"), strict=True)
+    )
 
 
 def disagreements(stored: Any, recomputed: Any, place: str = "") -> list[str]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -23,7 +23,8 @@ CREATE TABLE links (
 SHOWN = 32  # digits of a hash that are printed
 _START = bytes(32)
 _OF_RUN = "item = ? AND kind IN ('run', 'people', 'charges', 'broadcast')"
-_TOLD = "item = ? AND kind IN ('run', 'charges', 'broadcast')"  # by an extract, which knows nobody
+_TOLD_KINDS = ("run", "charges", "broadcast")  # by an extract, which knows nobody
+_TOLD = f"item = ? AND kind IN {_TOLD_KINDS}"
 
 Rows = Iterable[tuple[Any, ...]]
 
@@ -87,16 +88,17 @@ def broken(sql: sqlite3.Connection, *, extract: bool) -> str | None:
 
     extract: whether the file holds one run of a longer chain, in which the rows of others are not there.
     """
+    own = _own(sql) if extract else None
     links = [(row[0], Entry(*row[1:4]), *row[4:]) for row in sql.execute("SELECT * FROM links ORDER BY id")]
     salts = {entry: salt for _, entry, salt, *_ in links}
     there = {entry: _digest(rows, salts.get(entry, b"")) for entry, rows in _contents(sql)}
     before: tuple[int, bytes] | None = None if extract else (0, _START)
-    for number, entry, salt, digest, previous, hash in links:
+    for number, entry, _, digest, previous, hash in links:
         if before is not None and (number - 1, previous) != before:
             return f"what was written before its entry {number:,} is gone or was changed"
         if hash != _hash(previous, entry, digest):
             return f"its entry {number:,} was changed"
-        of_another = extract and not salt
+        of_another = own is not None and not own(entry)
         if there.pop(entry, digest if of_another else None) != digest:
             where = "" if entry.round is None else f" of round {entry.round}"
             return f"what its entry {number:,} stands for (the {entry.kind}{where}) is gone or was changed"
@@ -106,8 +108,28 @@ def broken(sql: sqlite3.Connection, *, extract: bool) -> str | None:
     return None
 
 
+def _own(sql: sqlite3.Connection) -> Callable[[Entry], bool]:
+    """Return what tells an extract's own entries, which must be there, from those that only lie between them."""
+    runs = {run for (run,) in sql.execute("SELECT id FROM runs")}
+    releases = {release for (release,) in sql.execute("SELECT DISTINCT release FROM charges")}
+
+    def own(entry: Entry) -> bool:
+        return entry.item in runs if entry.kind in _TOLD_KINDS else entry.kind == "release" and entry.item in releases
+
+    return own
+
+
+def key_of(sql: sqlite3.Connection) -> Rows:
+    """Return what stands for the key of a ledger."""
+    return [
+        (_digest([(key.hex(),)], b"").hex(),) for (key,) in sql.execute("SELECT value FROM notes WHERE name = 'key'")
+    ]
+
+
 def _contents(sql: sqlite3.Connection) -> Iterator[tuple[Entry, Rows]]:
     """Return all rows by the entry that they belong to, each table read once."""
+    if key := key_of(sql):
+        yield Entry("key", 1), key
     for kind in ("population", "run", "release", "grant"):
         for row in sql.execute(f"SELECT * FROM {kind}s ORDER BY id"):
             yield Entry(kind, row[0]), (row,)

@@ -91,6 +91,7 @@ class Ledger:
         self._facts |= {} if noise_source is None else {"noise_source": noise_source}
         self._facts |= {"follows_uploads": True} if follows_uploads else {}
         self._facts |= {} if allowed is None else {"allowed": to_plain(allowed)}
+        self._facts |= {"granted": True} if self._lifetime else {}
         self._facts |= {"sharing": sharing if recognise is None else "recognised"}
         self._follows_uploads = follows_uploads
         self._round = 0

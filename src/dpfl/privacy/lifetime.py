@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Sequence
 
 from dpfl.errors import BadInput, BudgetRefused
-from dpfl.privacy.accounting import Mechanism
 from dpfl.privacy.books import BookedRun, Books, Grant, Release
 from dpfl.privacy.budget import Promise
 from dpfl.privacy.filters import Filter, PlainFilter, RenyiFilter
@@ -26,6 +25,7 @@ class Lifetime:
         real: whether the noise of the run is drawn exactly, from the operating system.
         """
         self.books, self.promise, self.sizes, self._real = books, promise, sizes, real
+        self._people = books.population  # whose records this run is on, whoever comes after them
         self._filters: dict[int, Filter] = {}
         self._grants: dict[int, Grant] = {}
         self._granted = self._seen = 0  # the newest grant and charge that are known
@@ -41,12 +41,13 @@ class Lifetime:
         """Say whether the client's grant still pays for a release of this run."""
         assert self.promise is not None
         purse = self._filters.get(client)
-        return purse is None or purse.affords(self._priced(release.mechanism, self.promise, client), release.count)
+        times = self._times(self.promise, self.sizes, client) if purse is not None else 1
+        return purse is None or purse.affords(moved(release.mechanism, times), release.count)
 
     def pay(self, charges: Iterable[tuple[int, Release | None]]) -> None:
         """Add what this run was charged."""
         if self.promise is not None:
-            self._pay(self.promise, charges)
+            self._pay(self.promise, self.sizes, charges)
 
     def renew(self, run: BookedRun) -> None:
         """Read what changed since: owners may change their minds, and other runs charge the same clients."""
@@ -56,10 +57,10 @@ class Lifetime:
             others: dict[int, list[tuple[int, Release | None]]] = {}
             for other, client, release in self.books.charges_of_others(run, self._seen):
                 others.setdefault(other, []).append((client, release))
-            promises = {run.id: run.facts["promise"] for run in self._same_people()} if others else {}
+            facts = {run.id: run.facts for run in self._same_people()} if others else {}
             for other, charges in others.items():
-                if promises.get(other) is not None:
-                    self._pay(Promise.from_plain(promises[other]), charges)
+                if other in facts and facts[other]["promise"] is not None:
+                    self._pay(Promise.from_plain(facts[other]["promise"]), facts[other]["sizes"], charges)
             self._seen = self.books.last_charge()
 
     def _read(self) -> None:
@@ -102,24 +103,22 @@ class Lifetime:
             if run.facts["promise"] is not None:
                 spent = self.books.spent(run)
                 charges = [(i, Release(*pair)) for i in spent for pair in spent[i].items()]
-                self._pay(Promise.from_plain(run.facts["promise"]), charges)
+                self._pay(Promise.from_plain(run.facts["promise"]), run.facts["sizes"], charges)
 
     def _same_people(self) -> list[BookedRun]:
-        return self.books.runs_of(self.books.population)
+        return self.books.runs_of(self._people)
 
-    def _pay(self, promise: Promise, charges: Iterable[tuple[int, Release | None]]) -> None:
+    def _pay(self, promise: Promise, sizes: Sequence[int], charges: Iterable[tuple[int, Release | None]]) -> None:
         for client, release in charges:
             if release is not None and client in self._filters:
-                self._filters[client].pay(self._priced(release.mechanism, promise, client), release.count)
+                mechanism = moved(release.mechanism, self._times(promise, sizes, client))
+                self._filters[client].pay(mechanism, release.count)
 
-    def _priced(self, mechanism: Mechanism, promise: Promise, client: int) -> Mechanism:
-        """Return what a release costs in the terms of the client's grant."""
-        return moved(mechanism, self._times(promise, client))
-
-    def _times(self, promise: Promise, client: int) -> int:
+    def _times(self, promise: Promise, sizes: Sequence[int], client: int) -> int:
+        """Return by how much dearer what was promised so is in the terms of the client's grant."""
         grant = self._grants[client]
         to = Kind(grant.unit, grant.neighbours)
-        return distance(Kind(promise.unit, promise.neighbours), to, self.sizes[client])
+        return distance(Kind(promise.unit, promise.neighbours), to, sizes[client])
 
     def _require_real(self, promise: Promise) -> None:
         where = repr(str(self.books.path))
@@ -140,7 +139,7 @@ class Lifetime:
         for client, purse in self._filters.items():
             if not isinstance(purse, PlainFilter):
                 continue
-            times, promised = self._times(promise, client), promise.budgets[client]
+            times, promised = self._times(promise, self.sizes, client), promise.budgets[client]
             planned = moved_budget(promised, times)
             if purse.spent_epsilon + planned.epsilon <= purse.epsilon:
                 continue

@@ -5,11 +5,12 @@ from typing import Any
 
 from dpfl.privacy.books import Books
 from dpfl.privacy.budget import Promise
-from dpfl.privacy.totals import Kind, accounts, is_simulation, kind_of, priced, strangers
+from dpfl.privacy.totals import Account, Kind, accounts, is_simulation, kind_of, priced, strangers
 
 Statement = dict[str, Any]
 
 _EVERYTHING = "something left it without noise"  # and why no ε holds
+_HANDED_IN = "its noise was drawn by clients that were handed in"
 _STRANGERS = "it is not known whether it held the same people's records in all runs"
 
 
@@ -47,11 +48,17 @@ def state(books: Books) -> Statement:
     }  # fmt: skip
 
 
+def _why(account: Account, *, strangers: bool) -> str | None:
+    if account.everything:
+        return _EVERYTHING
+    return _HANDED_IN if not account.vouched else _STRANGERS if strangers else None
+
+
 def _lines(books: Books, people: int) -> list[dict[str, Any]]:
     """Return a line for each client, in the terms of its grant, or of what all runs promised."""
     runs = books.runs_of(people)
     promised = kind_of(Promise.from_plain(run.facts["promise"]) for run in runs if run.facts["promise"] is not None)
-    clients = sorted({client for run in runs for client in books.replies(run)})
+    clients = sorted({client for run in runs for client in books.replies(run)})  # who was asked for anything yet
     grants = books.grants_of(clients)
     kinds = {
         client: promised if (grant := grants[client]) is None else Kind(grant.unit, grant.neighbours)
@@ -69,9 +76,9 @@ def _lines(books: Books, people: int) -> list[dict[str, Any]]:
         unknown = strangers(runs)
         for client in own:
             account, (epsilon, delta), grant = found[client], prices[client], grants[client]
-            if grant is not None and grant.budget.epsilon < epsilon:  # a grant holds whatever runs were allowed
+            if account.granted and grant is not None and grant.budget.epsilon < epsilon:  # which held all of it
                 epsilon, delta = max(happened[client][0], grant.budget.epsilon), grant.budget.delta
-            why = _EVERYTHING if account.everything else _STRANGERS if unknown and account.runs > 1 else None
+            why = _why(account, strangers=unknown and account.runs > 1)
             spent = None if why else {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": delta}
             granted = None if grant is None else {"epsilon": grant.budget.epsilon, "delta": grant.budget.delta}
             lines.append(

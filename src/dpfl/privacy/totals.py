@@ -1,11 +1,10 @@
 """What all runs of a ledger cost a client's people together: one total, in one kind of neighbours.
 
 Runs promise different things: that one record hardly matters or all of a client's, replaced or taken away. Each is
-turned into the kind of the total by the number of its own neighbours that lie between two of the total's, k, which
-multiplies how far a release is moved. Taking a record away is replacing it by one that contributes nothing, so that
-k = 1 from replace to add/remove, and 2 the other way round. Sampling amplifies for the neighbours it was priced for
-only. A run counts for what it was allowed. What a filter holds that knows no common currency is added as it is, ε to ε
-and δ to δ.
+turned into the kind of the total by a factor k on how far a release may be moved, which is never too small for any
+clip and any number of local steps (`dpfl.orders.sensitivity`): 2 between replacing and adding or removing, either way,
+and n from one record to all of a client's. Sampling amplifies for the neighbours it was priced for only. A run counts
+for what it was allowed. What a filter holds that knows no common currency is added as it is, ε to ε and δ to δ.
 """
 
 import math
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from dpfl.orders import Neighbours, Unit
-from dpfl.privacy.accounting import Mechanism, Spent, tight_each
+from dpfl.privacy.accounting import Mechanism, tight_each
 from dpfl.privacy.allowed import View, counted, filled, from_plain, is_filtered
 from dpfl.privacy.books import FAST, BookedRun, Books
 from dpfl.privacy.budget import Budget, Promise
@@ -51,10 +50,12 @@ class Account:
 
     runs: int = 0
     uploads: int = 0
-    delta: float = 1.0  # the least that was promised: at a smaller one the same noise costs more
+    delta: float = 0.0  # the least above 0 that was promised: at a smaller one the same noise costs more
     spent: Counter[Mechanism] = field(default_factory=Counter)
     held: list[Budget] = field(default_factory=list)  # by filters of their own
     everything: bool = False  # it sent something without noise
+    vouched: bool = True  # whether all noise was drawn here
+    granted: bool = True  # whether a grant held all of its runs
 
 
 def kind_of(promises: Iterable[Promise]) -> Kind:
@@ -70,7 +71,7 @@ def kind_of(promises: Iterable[Promise]) -> Kind:
 
 
 def distance(of: Kind, to: Kind, records: int) -> int:
-    """Return how many neighbours of the one kind lie between two of the other.
+    """Return by how much further neighbours of another kind may move what is bounded for the one.
 
     >>> distance(Kind("record", "add-remove"), Kind("record", "replace"), 10)
     2
@@ -80,9 +81,10 @@ def distance(of: Kind, to: Kind, records: int) -> int:
     if of == to:
         return 1
     times = records if (of.unit, to.unit) == ("record", "client") else 1
-    if of.neighbours == "replace" or (to.neighbours == "add-remove" and of.unit == "record"):
-        return times
-    return 2 * times  # what was there goes, and what takes its place comes
+    if of.neighbours != to.neighbours:
+        # Of a record that comes, the others' gradients are averaged with one more: that is no replacement by nothing.
+        return 2 * times
+    return 4 if (of.unit, to.unit, to.neighbours) == ("client", "record", "add-remove") else times
 
 
 def moved(mechanism: Mechanism, times: int) -> Mechanism:
@@ -111,8 +113,8 @@ def accounts(books: Books, runs: Sequence[BookedRun], kind: Kind, *, only_happen
             account.runs, account.uploads = account.runs + 1, account.uploads + count
             if promise is None or promise.uncounted:
                 account.everything = True
-            if promise is not None:
-                account.delta = min(account.delta, promise.budgets[client].delta)
+            account.vouched &= "noise_source" not in run.facts
+            account.granted &= bool(run.facts.get("granted"))
         for client in books.unprotected(run):
             found[client].everything = True
         if promise is not None:
@@ -124,30 +126,23 @@ def _add(
     found: dict[int, Account], books: Books, run: BookedRun, promise: Promise, kind: Kind, only_happened: bool
 ) -> None:
     sizes, own = run.facts["sizes"], Kind(promise.unit, promise.neighbours)
-    seen = books.spent(run)
+    seen, rounds, allowed = books.spent(run), books.rounds(run), from_plain(run.facts.get("allowed"))
     view: View = [seen.get(client, Counter()) for client in range(len(sizes))]
-    allowed, rounds, replies = from_plain(run.facts.get("allowed")), books.rounds(run), books.replies(run)
     filtered = not only_happened and "server" in promise.against and is_filtered(allowed, promise, rounds)
     if not only_happened:
-        deltas = [budget.delta for budget in promise.budgets]
-        view = counted(view, allowed, "server", deltas, rounds=rounds, replies=replies)
-    for client, spent in enumerate(view):
-        if not spent or client not in found:
+        view = counted(view, allowed, "server", [budget.delta for budget in promise.budgets])
+    for client, (spent, budget) in enumerate(zip(view, promise.budgets, strict=True)):
+        most = filled(spent, budget, promise, allowed, client) if filtered else spent
+        if not most:
             continue
-        times, account, budget = distance(own, kind, sizes[client]), found[client], promise.budgets[client]
-        if filtered:
-            _add_held(account, spent, budget, times, adaptive=promise.noise == "adaptive")
+        times, account = distance(own, kind, sizes[client]), found.setdefault(client, Account())
+        if budget.delta > 0:
+            account.delta = min(account.delta or budget.delta, budget.delta)
+        if isinstance(most, Budget):
+            account.held.append(moved_budget(most, times))
         else:
-            account.spent.update({moved(one, times): count for one, count in spent.items()})
-
-
-def _add_held(account: Account, spent: Spent, budget: Budget, times: int, *, adaptive: bool) -> None:
-    """Add all that a filter may let pass."""
-    most = filled(spent, budget, adaptive=adaptive)
-    if most is None:
-        account.held.append(moved_budget(budget, times))
-    else:
-        account.spent.update({moved(one, times): count for one, count in most.items()})
+            for one, count in most.items():
+                account.spent[moved(one, times)] += count
 
 
 def priced(found: Mapping[int, Account], deltas: Mapping[int, float]) -> dict[int, tuple[float, float]]:

@@ -67,6 +67,8 @@ def _ledger(certificate: dict[str, Any]) -> list[str]:
 def together(whole: dict[str, Any]) -> str:
     """Say what all runs of a ledger cost the same people."""
     runs = "the only run on these people" if whole["runs"] == 1 else f"all {whole['runs']} runs on these people so far"
+    if whole["runs"] == 0:
+        return f"not told here: {whole['why']}"
     if whole["why"] is not None:
         return f"nothing is certified for {runs}: {whole['why']}"
     kind = {"replace": "replaced", "add-remove": "added or removed"}[whole["neighbours"]]
