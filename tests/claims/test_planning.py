@@ -51,7 +51,7 @@ def checked(setting: Setting, epsilon: float) -> Check:
 
 
 TIED = pytest.mark.xfail(
-    reason="R = 20, E = 1 and R = 10, E = 2 cannot be told apart on public records, and clients' differ: regret 45 %"
+    reason="R = 20, E = 1 and R = 10, E = 2 cannot be told apart on public records, and on clients' one is better"
 )
 
 
