@@ -150,7 +150,8 @@ class Puppet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         first = torch.eye(DIM, dtype=torch.float64)[:1]
-        rows = torch.stack([x[:, :1] * first, first.expand(len(x), DIM)], dim=1)
+        push = x[:, :1] * first
+        rows = torch.stack([push, first.expand_as(push)], dim=1)
         pushed, moved = self.layer(rows).squeeze(2).unbind(dim=1)
         return torch.where(moved == 0, pushed, x[:, 1] * moved.abs())
 

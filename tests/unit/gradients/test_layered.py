@@ -96,12 +96,12 @@ def lengths(gradients: Tensor, norm: int) -> Tensor:
     return torch.linalg.vector_norm(gradients.double(), ord=norm, dim=1)
 
 
-def assert_alike(ours: Tensor, theirs: Tensor, relative: float = 1e-5) -> None:
+def assert_alike(ours: Tensor, theirs: Tensor, relative: float = ROOM) -> None:
     assert ours.shape == theirs.shape
     assert torch.linalg.vector_norm(ours - theirs) <= relative * torch.linalg.vector_norm(theirs)
 
 
-def assert_trusted_and_right(model: Model, batch: Records, relative: float = 1e-5) -> Layered:
+def assert_trusted_and_right(model: Model, batch: Records, relative: float = ROOM) -> Layered:
     """Check that the model is taken, and that sums are those of gradients formed one by one, for some clips."""
     layers = layered(model, batch.x, batch.y)
     assert layers is not None
@@ -376,7 +376,7 @@ def test_two_opposite_records_come_near_twice_the_clip() -> None:
     model.load(torch.zeros(2))
     x = torch.tensor([[3.0, 4.0]])
     one, other = (clipped(model, Records(x, torch.tensor([y])), RecordClip(0.5)) for y in (10.0, -10.0))
-    assert torch.linalg.vector_norm(one - other) == pytest.approx(1.0)
+    assert torch.linalg.vector_norm(one - other) == pytest.approx(1.0, rel=ROOM)
 
 
 # A record whose loss is almost 0 has a derivative δ whose square single precision cannot hold; its other feature, which
