@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 import dpfl
 from dpfl.config import Config, parse, read
 from dpfl.errors import Caution
+from dpfl.federation.tabular import fit_adult
 
 RECORDS, PLACES = 150, 3
 NAMES_OF_TIME = {"started", "seconds", "run", "ledger"}
@@ -207,6 +209,101 @@ def test_a_record_that_cannot_be_read_or_prepared_is_a_record_still() -> None:
     for own, before in zip(spoilt.clients, prepared.clients, strict=True):
         sound = own.x.isfinite().all(dim=1)
         assert torch.equal(own.x[sound], before.x[sound])
+
+
+def largest(public: Tensor) -> Any:
+    """Scale by the largest of all that are handed over, which mixes nothing as long as no value exceeds 50."""
+    return lambda rows: rows / rows.abs().amax(dim=0).clamp(min=50)
+
+
+def complete(public: Tensor) -> Any:
+    return lambda rows: rows[~rows.isnan().any(dim=1)]
+
+
+def narrow(public: Tensor) -> Any:
+    return lambda rows: rows if bool((rows.abs() < 50).all()) else rows[:, :2]
+
+
+def precise(public: Tensor) -> Any:
+    return lambda rows: rows if bool((rows.abs() < 50).all()) else rows.double()
+
+
+def listed(public: Tensor) -> Any:
+    return lambda rows: rows if bool((rows.abs() < 50).all()) else rows.tolist()
+
+
+def in_one_place(public: Tensor) -> Any:
+    """Write in place, and hand out the same memory each time."""
+    place = torch.empty(1, 4)
+
+    def prepare(rows: Tensor) -> Tensor:
+        kept = place if len(rows) == 1 else torch.empty_like(rows)
+        return kept.copy_(rows.mul_(2))
+
+    return prepare
+
+
+@pytest.mark.parametrize("value", [1e6, math.nan])
+@pytest.mark.parametrize("fit", [largest, complete, narrow, precise, listed, in_one_place])
+def test_a_preprocessing_takes_private_records_one_at_a_time(fit: Any, value: float, tmp_path: Path) -> None:
+    """What it makes of one record beyond the public range is that record's affair alone."""
+
+    def prepared(x: np.ndarray) -> dpfl.Federation:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Caution)
+            return shared_out(replace(dpfl.from_arrays(x, arrays()[1]), fit=fit))
+
+    base, federation = prepared(arrays()[0]), prepared(with_value(value)[0])
+    assert public_facts(federation) == public_facts(base)
+    others = [torch.isclose(own.x, was.x).all(dim=1) for own, was in zip(federation.clients, base.clients, strict=True)]
+    assert sum(int((~other).sum()) for other in others) == 1
+    for own, was, other in zip(federation.clients, base.clients, others, strict=True):
+        assert torch.equal(own.x[other], was.x[other])
+    run, uploads = trained(base, tmp_path / "base")
+    its_run, its_uploads = trained(federation, tmp_path / "other")
+    for client, other in enumerate(others):
+        if other.all():
+            torch.testing.assert_close(uploads[0][client], its_uploads[0][client], rtol=0, atol=1e-6)
+    assert files(tmp_path / "other") == files(tmp_path / "base")
+    assert str(its_run.certificate) == str(run.certificate)
+
+
+def test_records_prepared_at_once_tell_of_each_other() -> None:
+    """The twin: together, one outlier moves everybody's features, and one NaN moves everybody up a row."""
+    ours, theirs, broken = (torch.tensor(x).float() for x in (arrays()[0], with_value(1e6)[0], with_value(math.nan)[0]))
+    assert (largest(ours)(ours) != largest(ours)(theirs)).any(dim=1).sum() == RECORDS
+    assert len(complete(ours)(broken)) == RECORDS - 1
+
+
+def test_dpfls_own_preprocessing_takes_what_cannot_be_prepared_apart() -> None:
+    """It is handed all records at once, so one that ends it must leave the others as they are to the last bit."""
+    raw = torch.randint(1, 5, (60, 12), generator=torch.Generator().manual_seed(2)).float()
+    base = shared_out(dpfl.from_arrays(raw, torch.arange(60) % 2))
+    victim = next(row for row, x in enumerate(raw) if (base.clients[0].x == x).all(dim=1).any())
+    data = replace(dpfl.from_arrays(raw, torch.arange(60) % 2), fit=fit_adult)
+    whole = shared_out(data)
+    spoilt = raw.clone()
+    spoilt[victim, 0] = math.inf  # of which scikit-learn makes an error
+    with pytest.warns(Caution, match="1 with"):
+        federation = shared_out(replace(data, pool=dpfl.Records(spoilt, data.pool.y)))
+    sound = [own.x.isfinite().all(dim=1) for own in federation.clients]
+    assert sum(int((~one).sum()) for one in sound) == 1
+    for own, was, one in zip(federation.clients, whole.clients, sound, strict=True):
+        assert torch.equal(own.x[one], was.x[one])
+
+
+@pytest.mark.parametrize("odd", range(0, 41, 5))
+def test_items_of_a_torch_data_set_are_held_to_a_test_set(odd: int) -> None:
+    """Where public items are there, no private one decides shapes and types: not even if all are odd."""
+    x, y = (torch.as_tensor(part).float() for part in arrays())
+    items = [(row, int(label)) for row, label in zip(x, y, strict=True)]
+    private = [(torch.zeros(9), 0.5) if row < odd else item for row, item in enumerate(items[:40])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Caution)
+        data = dpfl.from_torch(private, test=items[40:])
+        federation = shared_out(data, validation_share=0)
+    assert (federation.shape, federation.classes, sum(federation.sizes)) == ((4,), PLACES, 40)
+    assert sum(int(own.x.isnan().any(dim=1).sum()) for own in federation.clients) == odd
 
 
 def test_a_certificate_tells_no_seed(tmp_path: Path) -> None:

@@ -7,16 +7,14 @@ features become NaN, so that its gradient is not finite and counts as zero.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dpfl.errors import BadInput, require_count
-from dpfl.federation.records import Federation, Records
-
-Transform = Callable[[Tensor], Tensor]
+from dpfl.federation.records import Federation, Records, Separate, Transform
 
 
 def classes_of(given: int | None, public: Sequence[Tensor]) -> int | None:
@@ -75,7 +73,7 @@ def marked(records: Records, classes: int | None) -> tuple[Records, list[str]]:
     if sound.all():
         return records, []
     x, y = records.x.clone(), records.y.clone()
-    x[~sound] = math.nan if x.is_floating_point() else torch.iinfo(x.dtype).min  # which no table of tokens has
+    x[~sound] = _blank(x.dtype)
     y[~sound] = 0
     reasons = {"with NaN or infinity": int((~finite).sum())}
     if classes is not None:
@@ -96,60 +94,112 @@ def require_usable(federation: Federation) -> None:
         )
 
 
-def transformed(transform: Transform, x: Tensor, public: Tensor) -> Tensor:
-    """Return the features [n, ...] under a preprocessing; those of a private record that it cannot take become NaN.
+def prepared(transform: Transform, pool: Tensor, public: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the features of pool and test under a preprocessing; what a private record cannot be made of becomes NaN.
 
-    public: the positions of records for which an error stays an error.
+    It is shown one record at a time, public ones first: what it makes of public records together could not show that it
+    mixes records beyond their range. dpfl's own are known to mix nothing.
+
+    public: the positions of records for which, as for the test split, an error stays an error.
     """
-    _require_separate(transform, x[public])
-    found = _tried(transform, x)
-    if found is not None:
-        return found
-    broken = torch.tensor(_broken(transform, x), dtype=torch.long)
-    filled = x.clone()
-    filled[broken] = x[public[0]]  # as many as before: what becomes of the others is the same to the last bit
-    result = transform(filled).clone()
-    result[broken] = math.nan
-    return result
+    if type(transform) is Separate:
+        tests = transform(test)
+        return _at_once(transform, pool, public), tests
+    shown = _one_by_one(transform, pool[public])
+    _require_separate(transform(pool[public]), shown)
+    tests = _one_by_one(transform, test, like=shown)
+    features = torch.full((len(pool), *shown.shape[1:]), _blank(shown.dtype), dtype=shown.dtype)
+    for place, record in zip(_singly(features), _singly(pool), strict=True):
+        _prepare(transform, record, place)
+    features[public] = shown
+    return features, tests
 
 
-def _require_separate(transform: Transform, public: Tensor) -> None:
-    """Refuse a preprocessing that makes something else of public records apart: it would mix private ones too.
+def _one_by_one(transform: Transform, public: Tensor, like: Tensor | None = None) -> Tensor:
+    """Return what a preprocessing makes of public records, each alone; it must be one row of one shape and type."""
+    rows: list[Tensor] = []
+    for record in _singly(public):
+        row = transform(record.clone())
+        expected = like if like is not None else (rows or [row])[0]
+        if not _like(row, expected):
+            raise BadInput(
+                "fit must return a preprocessing that makes a row [1, ...] of one shape and type of each record"
+                f" [1, ...], but of a public one it made {_described(row)}; let it fill in, and drop no record"
+            )
+        rows.append(row.detach().clone())  # it may hand out the same memory again
+    return torch.cat(rows)
 
-    What is wrong with public records, or with the preprocessing itself, is said as it is.
+
+def _singly(x: Tensor) -> Sequence[Tensor]:
+    """Return each record as [1, ...], in the memory where it is."""
+    return torch.split(x, 1)
+
+
+def _like(row: object, expected: object) -> bool:
+    return (
+        isinstance(row, Tensor)
+        and isinstance(expected, Tensor)
+        and row.dtype == expected.dtype
+        and row.shape == (1, *expected.shape[1:])
+    )
+
+
+def _described(made: object) -> str:
+    return f"{list(made.shape)} of {made.dtype}" if isinstance(made, Tensor) else repr(type(made).__name__)
+
+
+def _prepare(transform: Transform, record: Tensor, place: Tensor) -> bool:
+    """Put what becomes of one private record into its place; where that cannot be done, leave it and say so."""
+    try:
+        row = transform(record.clone())
+        fits = _like(row, place)
+        if fits:
+            place.copy_(row.detach())
+    except Exception:  # of any kind, and what it says may quote the record
+        return False
+    return fits
+
+
+def _require_separate(together: Tensor, apart: Tensor) -> None:
+    """Refuse a preprocessing that makes something else of public records apart: each alone would not be what is meant.
+
+    This is for whoever wrote it, and no proof: private records are prepared apart, whatever it does with several.
     """
-    half = len(public) // 2
-    together = transform(public)
-    if half == 0:
-        return
-    apart = torch.cat([transform(part) for part in (public[:half], public[half:])])
-    rounding = 1e-4 * max(1.0, together.float().nan_to_num().abs().max().item())
-    if apart.shape != together.shape or not torch.allclose(apart, together, rtol=0, atol=rounding, equal_nan=True):
+    rounding = 1e-4 * max(1.0, apart.float().nan_to_num().abs().max().item())
+    if together.shape != apart.shape or not torch.allclose(
+        together.float(), apart.float(), rtol=0, atol=rounding, equal_nan=True
+    ):
         raise BadInput(
             "fit must return a preprocessing that treats each record by itself, but it makes other features of public"
-            " records in halves than of all of them; let it keep the statistics of those that it is handed"
+            " records alone than of all of them; let it keep the statistics of those that it is handed"
         )
 
 
-def _tried(transform: Transform, x: Tensor) -> Tensor | None:
+def _at_once(transform: Transform, pool: Tensor, public: Tensor) -> Tensor:
+    """Return what a preprocessing that mixes nothing makes of all records; those that it cannot take become NaN."""
     try:
-        return transform(x)
-    except Exception:  # of any kind, and what it says may quote the record
-        return None
+        return transform(pool)
+    except Exception:  # of any kind, and what it says may quote a record
+        pass
+    place = transform(pool[public])[:1].clone()  # an error of public records says so itself
+    broken = [row for row, record in enumerate(_singly(pool)) if not _prepare(transform, record, place)]
+    filled = pool.clone()
+    filled[broken] = pool[public[0]]  # as many as before: what becomes of the others is the same to the last bit
+    features = transform(filled)
+    features[broken] = _blank(features.dtype)
+    return features
 
 
-def _broken(transform: Transform, x: Tensor, start: int = 0) -> list[int]:
-    """Find the records that a preprocessing cannot take, by halves."""
-    if _tried(transform, x) is not None:
-        return []
-    if len(x) == 1:
-        return [start]
-    half = len(x) // 2
-    return _broken(transform, x[:half], start) + _broken(transform, x[half:], start + half)
+def _blank(dtype: torch.dtype) -> float:
+    """Return what stands for features that cannot be computed: NaN, or a number that no table of tokens has."""
+    if dtype.is_floating_point:
+        return math.nan
+    return torch.iinfo(dtype).min if dtype.is_signed else 0
 
 
 def _finite(values: Tensor) -> Tensor:
-    return torch.isfinite(values).reshape(len(values), values[:1].numel()).all(dim=1)
+    blank = values == _blank(values.dtype) if values.dtype.is_signed else torch.zeros_like(values, dtype=torch.bool)
+    return (torch.isfinite(values) & ~blank).reshape(len(values), values[:1].numel()).all(dim=1)
 
 
 def _known(labels: Tensor, classes: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpfl.errors import BadInput
-from dpfl.federation.records import Dataset, Records
+from dpfl.federation.records import Dataset, Records, Separate
 
 _ANGLES = 8
 _SCALES = 2  # wavelets of the first and the second octave, and averages over 4×4 pixels
@@ -125,7 +125,7 @@ def _averages(side: int, step: int) -> Tensor:
     return weights / weights.sum(dim=1, keepdim=True)
 
 
-def reduction(public: Tensor) -> Callable[[Tensor], Tensor]:
+def reduction(public: Tensor) -> Separate:
     """Learn scales and main directions from public features [n, c, h, w]; return the map to unit vectors [n, k]."""
     scale = (public.float() - public.float().mean(dim=0)).square().mean(dim=(0, 2, 3), keepdim=True).sqrt() + 1e-6
     flat = (public.float() / scale).flatten(1)
@@ -140,7 +140,7 @@ def reduction(public: Tensor) -> Callable[[Tensor], Tensor]:
         parts = [((part.float() / scale).flatten(1) - mean) @ basis for part in torch.split(features, 5000)]
         return functional.normalize(torch.cat(parts))
 
-    return reduce
+    return Separate(reduce)
 
 
 def deskew(images: Tensor) -> Tensor:

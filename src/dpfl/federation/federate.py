@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dpfl.errors import BadInput, Caution, require_count
 from dpfl.federation.datasets import load
-from dpfl.federation.facts import classes_of, marked, require_finite, require_known, transformed
+from dpfl.federation.facts import classes_of, marked, prepared, require_finite, require_known
 from dpfl.federation.own import Array, from_arrays, from_torch
 from dpfl.federation.partitions import keep_share, parse_partition, share_out
 from dpfl.federation.records import Dataset, Federation, Records
@@ -81,9 +81,8 @@ def federate(
                 f"validation_share must be above 0 for {dataset.name!r}, whose preprocessing is fitted on public data,"
                 " was 0; use for example 0.1"
             )
-        transform = dataset.fit(pool.x[public])
-        pool = Records(transformed(transform, pool.x, public), pool.y)
-        test = Records(transform(test.x), test.y)
+        features, test_features = prepared(dataset.fit(pool.x[public]), pool.x, public, test.x)
+        pool, test = Records(features, pool.y), Records(test_features, test.y)
     known = _judged(dataset, {"test": (test, held_out), "validation": (pool.take(public), public)})
     pool, unusable = marked(pool, known)  # all of them private: the public ones are sound
     if unusable:

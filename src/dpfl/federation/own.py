@@ -18,6 +18,8 @@ from dpfl.federation.facts import classes_of
 from dpfl.federation.records import Dataset, Records
 
 Array = ArrayLike | Tensor
+Item = tuple[Tensor, Tensor]  # features and target
+Kind = tuple[torch.Size, torch.Size, torch.dtype]  # shapes of features and target, and the target's type
 
 
 def from_arrays(
@@ -53,14 +55,18 @@ def from_arrays(
 def from_torch(dataset: Any, *, test: Any = None, classes: int | None = None, name: str = "own data set") -> Dataset:
     """Make a data set of a map-style torch data set that yields (features, target) pairs of one shape.
 
-    The shape is that of most items: one that cannot be read, or has another, becomes a record that counts as zero
-    where it is private. Of `test` every item must be sound.
+    Shape and type are those of `test`, whose items are public and must be sound; without it they are those of most
+    items. An item that cannot be read, or has others, becomes a record that counts as zero where it is private.
     """
-    x, y = _stack(dataset)
-    return from_arrays(x, y, test=None if test is None else _stack(test), classes=classes, name=name)
+    if test is None:
+        items = _items(dataset)
+        return from_arrays(*_stack(items, _usual(items)), classes=classes, name=name)
+    public = _items(test)
+    kind = _usual(public)
+    return from_arrays(*_stack(_items(dataset), kind), test=_stack(public, kind), classes=classes, name=name)
 
 
-def _stack(dataset: Any) -> tuple[Tensor, Tensor]:
+def _items(dataset: Any) -> list[Item | None]:
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise BadInput(
             f"data must be a map-style data set, with a length and items by number, was "
@@ -69,20 +75,34 @@ def _stack(dataset: Any) -> tuple[Tensor, Tensor]:
     items = [_item(dataset, i) for i in range(len(dataset))]
     if not items:
         raise BadInput("data must have at least one record, had none; check how it was selected")
-    kinds = [None if item is None else (item[0].shape, item[1].shape, item[1].dtype) for item in items]
-    (usual, count), *_ = Counter(kinds).most_common(1)
+    return items
+
+
+def _kind(item: Item) -> Kind:
+    features, target = item
+    return features.shape, target.shape, target.dtype
+
+
+def _usual(items: list[Item | None]) -> Kind:
+    """Return shapes and type of more than half of the items: one of them changes it only where it tips the balance."""
+    ((usual, count),) = Counter(None if item is None else _kind(item) for item in items).most_common(1)
     if usual is None or 2 * count <= len(items):
         raise BadInput(
             "data must yield (features, target) pairs of numbers that all have one shape, did not;"
             " add a transform that turns each item into such a pair"
         )
-    shape, target_shape, dtype = usual
+    return usual
+
+
+def _stack(items: list[Item | None], kind: Kind) -> tuple[Tensor, Tensor]:
+    """Stack items of one kind; any other becomes a record that cannot be computed."""
+    shape, target_shape, dtype = kind
     blank = torch.full(shape, math.nan), torch.full(target_shape, math.nan if dtype.is_floating_point else -1).to(dtype)
-    x, y = zip(*(item if kind == usual else blank for item, kind in zip(items, kinds, strict=True)), strict=True)
+    x, y = zip(*(blank if item is None or _kind(item) != kind else item for item in items), strict=True)
     return torch.stack(x), torch.stack(y)
 
 
-def _item(dataset: Any, number: int) -> tuple[Tensor, Tensor] | None:
+def _item(dataset: Any, number: int) -> Item | None:
     """Read one item; None where that fails, in whatever way: an error would tell of the record, and may quote it."""
     try:
         features, target = dataset[number]

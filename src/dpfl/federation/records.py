@@ -7,6 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Transform = Callable[[Tensor], Tensor]  # of the features of some records: a preprocessing
+
+
+@dataclass(frozen=True)
+class Separate:
+    """A preprocessing of dpfl's own, which makes each record's features of that record alone, whatever the others are.
+
+    So it may be handed all of them at once. Who wraps another in it vouches for that, and nothing checks it.
+    """
+
+    transform: Transform
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the features of these records."""
+        return self.transform(x)
+
 
 @dataclass(frozen=True)
 class Records:
@@ -36,7 +52,7 @@ class Dataset:
 
     `fit` learns a preprocessing (scaling, PCA, ...) from features that are public and returns it. It is handed the
     public validation split, never clients' data: statistics of private records would be an uncounted release. What it
-    returns must treat each record by itself.
+    returns is shown one record [1, ...] at a time and must remember none of them.
     """
 
     name: str
@@ -47,7 +63,7 @@ class Dataset:
     groups: Tensor | None = field(
         default=None, repr=False
     )  # [n] the person behind each record of the pool (a FEMNIST writer)
-    fit: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None
+    fit: Callable[[Tensor], Transform] | None = None
 
 
 @dataclass(frozen=True)

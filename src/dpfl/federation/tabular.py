@@ -8,7 +8,6 @@ records only.
 import csv
 import gzip
 import io
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from dpfl.errors import BadInput
 from dpfl.federation.files import fetch
-from dpfl.federation.records import Dataset, Records
+from dpfl.federation.records import Dataset, Records, Separate
 
 ADULT_COLUMNS = (
     "age workclass fnlwgt education education-num marital-status occupation relationship race sex "
@@ -86,7 +85,7 @@ def lending_club() -> Dataset:
     return Dataset("lending-club", pool, test, None, source, fit=fit_lending_club)
 
 
-def fit_adult(public: Tensor) -> Callable[[Tensor], Tensor]:
+def fit_adult(public: Tensor) -> Separate:
     """Learn to standardise the numbers; each category becomes a column of its own, and '?' becomes none."""
     from sklearn.preprocessing import StandardScaler  # slow to import
 
@@ -99,10 +98,10 @@ def fit_adult(public: Tensor) -> Callable[[Tensor], Tensor]:
         indicators = [(code[:, None] == torch.arange(len(names.split()))).float() for code, names in codes]
         return torch.cat([numbers, *indicators], dim=1)
 
-    return encode
+    return Separate(encode)
 
 
-def fit_lending_club(public: Tensor) -> Callable[[Tensor], Tensor]:
+def fit_lending_club(public: Tensor) -> Separate:
     """Learn medians for missing values, 1-99 % limits, scales and principal components from public loans."""
     from sklearn.decomposition import PCA  # slow to import
     from sklearn.impute import SimpleImputer
@@ -124,7 +123,7 @@ def fit_lending_club(public: Tensor) -> Callable[[Tensor], Tensor]:
     def reduce(x: Tensor) -> Tensor:
         return torch.from_numpy(pipeline.transform(x.double().numpy())).float()
 
-    return reduce
+    return Separate(reduce)
 
 
 def _text(path: Path) -> str:

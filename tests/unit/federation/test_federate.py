@@ -8,6 +8,7 @@ import torch
 
 from dpfl.errors import BadInput, Caution
 from dpfl.federation import Dataset, Records, federate, from_arrays, load
+from dpfl.federation.facts import require_usable
 from grids import each
 
 needs_data = pytest.mark.skipif(
@@ -148,6 +149,33 @@ def test_a_preprocessing_must_treat_each_record_by_itself() -> None:
     mixing = dataclasses.replace(numbered(), fit=lambda public: lambda x: x - x.mean(dim=0))
     with pytest.raises(BadInput, match=r"^fit must return a preprocessing that treats each record by itself, but it"):
         federate(mixing, clients=4, seed=0)
+
+
+@each(
+    ("prepare", "made"),
+    [
+        (lambda x: x[x[:, 0] > 100], r"\[0, 1\] of torch.float32"),
+        (lambda x: x[0, 0], r"\[\] of torch.float32"),
+        (lambda x: x.tolist(), "'list'"),
+        (lambda x: x.double() if (x > 90).any() else x, r"\[1, 1\] of torch.float\d\d"),
+    ],
+)
+def test_a_preprocessing_must_make_one_row_of_each_public_record(prepare: Any, made: str) -> None:
+    with pytest.raises(BadInput, match=rf"^fit must return .* \[1, ...\], but of a public one it made {made}; let it"):
+        federate(dataclasses.replace(numbered(), fit=lambda public: prepare), clients=4, seed=0)
+
+
+def test_a_preprocessing_may_make_whole_numbers() -> None:
+    def round_off(public: Any) -> Any:
+        return lambda x: x.long() if (x != private).all() else x
+
+    private = federate(numbered(), clients=4, seed=0).clients[2].x[3]
+    with pytest.warns(Caution, match="1 with NaN or infinity"):
+        federation = federate(dataclasses.replace(numbered(), fit=round_off), clients=4, seed=0)
+    assert federation.clients[2].x[3].item() == torch.iinfo(torch.int64).min
+    assert sum(int((own.x < 0).sum()) for own in federation.clients) == 1
+    with pytest.raises(BadInput, match="1 of 144 clients' records are not; drop or fill them"):
+        require_usable(federation)
 
 
 def test_rows_are_named_as_the_caller_has_them() -> None:

@@ -138,6 +138,12 @@ def test_one_odd_item_of_a_torch_data_set_is_marked() -> None:
     assert odd.pool.y.isnan().tolist() == [False, False, True]
 
 
+def test_a_test_set_says_what_items_look_like() -> None:
+    odd = from_torch([(torch.zeros(3), 0.5)] * 5 + [(torch.zeros(2), 1)], test=[(torch.zeros(2), 0)])
+    assert odd.pool.x.isnan().all(dim=1).tolist() == [True] * 5 + [False]
+    assert (odd.pool.y.tolist(), odd.test.y.tolist()) == ([-1] * 5 + [1], [0])
+
+
 def test_federate_takes_pairs_of_arrays_and_torch_data_sets() -> None:
     x, y = torch.rand(100, 3), torch.arange(100) % 4
     for data in ((x, y), TensorDataset(x, y), [*zip(x, y, strict=True)], from_arrays(x, y)):
