@@ -125,6 +125,22 @@ def test_people_are_known_whatever_was_made_of_their_features(tmp_path: Path) ->
         dpfl.train(UDP, second, "softmax", ledger=shared)
 
 
+def test_people_are_known_by_what_their_features_were_made_of(tmp_path: Path) -> None:
+    raw = torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
+    labels = (raw[:, 0] > 0).long()
+    shared = ledger(tmp_path)
+    public = dpfl.Records(raw[:6], labels[:6])
+    plain = Dataset("people", dpfl.Records(raw, labels), public, 2, "made up")
+    made = Dataset(
+        "people, squared", dpfl.Records(raw**2, labels), dpfl.Records(raw[:6] ** 2, labels[:6]), 2, "made up",
+        raw=(plain.pool, plain.test),
+    )  # fmt: skip
+    dpfl.train(UDP, dpfl.federate(plain, clients=2, data_seed=1), "softmax", ledger=shared)
+    with pytest.raises(dpfl.BadInput, match="records must stay where they were"):
+        dpfl.train(UDP, dpfl.federate(made, clients=2, data_seed=2), "softmax", ledger=shared)
+    dpfl.train(UDP, dpfl.federate(made, clients=2, data_seed=1), "softmax", ledger=shared)
+
+
 def test_an_answer_that_nobody_paid_for_passes_no_grant(tmp_path: Path) -> None:
     asking = dpfl.UDP(rounds=2, epsilon=1.0, calibration="paper", discount=0.9)
     with pytest.raises(dpfl.BadInput, match="calibration must be one that counts everything"):

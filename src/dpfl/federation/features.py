@@ -40,7 +40,7 @@ def scattered(dataset_name: str, load: Callable[[str], Dataset]) -> Dataset:
     upright = deskew if dataset_name == "mnist" else _as_it_is
     pool, test = (Records(_in_parts(part.x, upright), part.y) for part in (images.pool, images.test))
     return replace(
-        images, name=f"{dataset_name}+scattering", pool=pool, test=test, fit=reduction,
+        images, name=f"{dataset_name}+scattering", pool=pool, test=test, fit=reduction, raw=(images.pool, images.test),
         source=f"{images.source}, as scattering features",
     )  # fmt: skip
 

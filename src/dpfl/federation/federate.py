@@ -74,7 +74,9 @@ def federate(
             private, dataset.groups, "validation_share", how.validation_share, streams.generator("validation")
         )
 
-    raw, raw_test = pool, test
+    raw, raw_test = dataset.raw or (pool, test)
+    if len(raw_test) == 0:
+        raw_test = raw.take(held_out)
     if dataset.fit is not None:
         if how.validation_share == 0:
             raise BadInput(
@@ -115,7 +117,7 @@ def federate(
         classes=known,
         source=dataset.source,
         recipe=asdict(how) if isinstance(data, str) else None,
-        untouched=None if dataset.fit is None else untouched,
+        untouched=None if dataset.fit is None and dataset.raw is None else untouched,
     )
 
 

@@ -64,6 +64,9 @@ class Dataset:
         default=None, repr=False
     )  # [n] the person behind each record of the pool (a FEMNIST writer)
     fit: Callable[[Tensor], Transform] | None = None
+    raw: "tuple[Records, Records] | None" = field(
+        default=None, repr=False
+    )  # pool and test as people know them, where these were made into features already
 
 
 @dataclass(frozen=True)
