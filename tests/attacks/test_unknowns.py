@@ -91,7 +91,8 @@ def test_a_record_that_cannot_be_computed_ends_nothing(model: str, loss: str, wh
 def test_without_a_promise_errors_stay_errors(what: str, backend: str) -> None:
     made = federation(spoilt(what, records(RECORDS)), records(8), CLASSES)
     for make in (read, Unread):
-        with pytest.raises((IndexError, RuntimeError)):
+        # A label is held to the classes before any round, in a sentence; how many words a model knows, it knows alone.
+        with pytest.raises(dpfl.BadInput if what == "label" else (IndexError, RuntimeError)):
             first_uploads(dpfl.FedSGD(rounds=1, lr=1.0), made, make(), cross_entropy, backend=backend)
 
 
