@@ -48,7 +48,7 @@ class Layered:
         """
         self.model = model
         _require_known_owners(model.module)
-        self._graph = read_graph(model.module, x)  # as it was read; what runs is a copy
+        self._graph = read_graph(model.fresh(), x)  # as it was read; what runs is a copy
         self.random = False  # whether layers draw random numbers, as dropout does
         self._passed = self._formed = 0  # numbers that go through all layers for a record, and that measuring forms
         self._begin()
