@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad
 
 from dpfl.errors import BadInput
 from dpfl.models.losses import Loss, fresh, without_strangers
+from dpfl.models.mapping import mapped
 
 
 class Model:
@@ -41,6 +42,7 @@ class Model:
         self.name = name or type(module).__name__
         _refuse_shared_statistics(module)
         self.module, self.loss, self.classify, self.ridge = module, loss, classify, ridge
+        self._read: dict[object, Callable[..., dict[str, Tensor]] | None] = {}
         self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
         if not self._shapes:
             raise BadInput("model must have trainable parameters, had none; set requires_grad on those to train")
@@ -131,11 +133,11 @@ class Model:
             )
 
     def vectorises(self, x: Tensor, y: Tensor) -> bool:
-        """Tell whether per-record gradients can be computed for many records at once (torch.func.vmap)."""
+        """Tell whether per-record gradients can be computed for many records at once (`mapping`)."""
         self.module.train()
         try:
             self._at_once(self.vector(), x[:2], y[:2])
-        except Exception:  # in-place updates, control flow on values: then one record after the other
+        except Exception:  # control flow on values, unknown operations: then one record after the other
             return False
         return True
 
@@ -151,15 +153,28 @@ class Model:
         return [torch.cat([self._alone(vector, x[i : i + 1], y[i : i + 1]) for i in range(len(x))])]
 
     def _at_once(self, vector: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
-        """Map the gradient of one record over all: code that is shown one record cannot mix it with others."""
-        module, loss = self.fresh(), fresh(self.loss)
-
-        def record_loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            outputs = functional_call(module, _copies(parameters), (x[None].clone(),))
-            return self._with_penalty(parameters, loss(*without_strangers(self.loss, outputs, y[None].clone())).mean())
-
-        gradients = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")(self.split(vector), x, y)
+        """Map the gradient of one record over all, where that is known to keep to one."""
+        gradients = self._mapped(vector, x, y)(self.split(vector), x, y)
         return [gradients[name].flatten(1) for name in self._shapes]
+
+    def _mapped(self, vector: Tensor, x: Tensor, y: Tensor) -> Callable[..., dict[str, Tensor]]:
+        """Return the gradients of records, read once for their shape; raise where they cannot be mapped."""
+        module = self.fresh()
+        what = (module.training, *((str(one.device), one.dtype, one.shape[1:]) for one in (vector[None], x, y)))
+        if what not in self._read:
+            loss = fresh(self.loss)
+
+            def record_loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+                outputs = functional_call(module, _copies(parameters), (x[None].clone(),))
+                shown = without_strangers(self.loss, outputs, y[None].clone())
+                return self._with_penalty(parameters, loss(*shown).mean())
+
+            examples = self.split(vector), x.new_zeros(x.shape[1:]), y.new_zeros(y.shape[1:])
+            self._read[what] = mapped(grad(record_loss), (None, 0, 0), *examples)
+        found = self._read[what]
+        if found is None:
+            raise NotImplementedError("what the model does is not known to keep to one record")
+        return found
 
     def _at_once_or_in_pieces(self, vector: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
         """Halve the records until those that cannot be computed at once are alone."""
