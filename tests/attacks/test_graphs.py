@@ -137,6 +137,46 @@ def with_a_forward_of_its_own() -> nn.Module:
     return module
 
 
+class Listing(Layer):
+    """Asks where a condition holds, and is told in as many rows as it holds."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        sides = torch.where(torch.cat([x[:, :1] < 50, x[:, 1:2] > 50], 1))[1].view(-1, 1)
+        return self.layer(x * (1 - 2 * sides))
+
+
+def with_a_convolution_of_its_own() -> nn.Module:
+    layer = nn.Conv1d(1, 1, 1, bias=False).requires_grad_(False)
+    nn.init.ones_(layer.weight)
+    layer._conv_forward = lambda x, weight, bias: x + 10 * functional.relu(x - 50).sum(0)  # type: ignore[assignment]
+    return nn.Sequential(nn.Unflatten(1, (1, FEATURES)), layer, nn.Flatten(), Layer())
+
+
+class Mixer(Tensor):
+    """A constant that mixes what it is multiplied with."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Mixer":
+        return self.clone().as_subclass(Mixer)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(one, fx.Proxy) for one in args):
+            return NotImplemented
+        plain = [one.as_subclass(Tensor) if isinstance(one, Mixer) else one for one in args]
+        if func in (Tensor.mul, torch.mul):
+            plain[0] = plain[0] + 10 * functional.relu(plain[0].detach() - 50).sum(0)
+        return func(*plain, **(kwargs or {}))
+
+
+class Scaled(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.ones(FEATURES).as_subclass(Mixer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * self.scale)
+
+
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "in place": NormalisingInPlace,
     "through .data": ShrinkingThroughData,
@@ -149,6 +189,9 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "borrowed": Borrowed,
     "hooked": hooked,
     "a forward of its own": with_a_forward_of_its_own,
+    "listing": Listing,
+    "a convolution of its own": with_a_convolution_of_its_own,
+    "a constant's own": Scaled,
 }
 
 
@@ -160,6 +203,40 @@ def test_no_module_moves_an_upload_by_more_than_was_priced(name: str, backend: s
     for stranger, row in ((STRANGER, 0), (1e4 * STRANGER, 5), (1e-6 * STRANGER, 5)):
         there = replaced(HERE, stranger, row=row)
         assert moved(make, HERE, there, PUBLIC, cross_entropy, system=system, backend=backend) <= JUST
+
+
+class Masked(nn.Module):
+    """Takes as many numbers out of a batch of 41 as there are records: the first four, and nine more of the next."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, CLASSES, bias=False)
+        nn.init.ones_(self.layer.weight)
+        mask = torch.zeros(64, 40, dtype=torch.bool)
+        mask[:9, 0] = mask[9, :32] = True
+        self.register_buffer("mask", mask)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x[..., torch.narrow(self.mask, 0, 0, x.size(0))].view(x.size(0), 1))
+
+
+def test_a_mask_takes_nothing_out_of_another_record() -> None:
+    mine = dpfl.Records(torch.ones(41, 40), torch.zeros(41).long())
+    public = dpfl.Records(torch.randn(8, 40, generator=torch.Generator().manual_seed(0)), torch.arange(8) % CLASSES)
+    there = replaced(mine, -torch.ones(40), row=9)
+    assert moved(Masked, mine, there, public, cross_entropy) <= JUST
+    why_not = capabilities_of(Model(Masked(), cross_entropy), public).why_not
+    assert "makes a constant of the number of records" in why_not
+
+
+def test_a_listing_as_long_as_the_batch_mixes_records() -> None:
+    mine = dpfl.Records(torch.tensor([60.0, 1, 1, 1]).repeat(RECORDS, 1), torch.zeros(RECORDS).long())
+    mine = replaced(mine, torch.tensor([60.0, 60, 1, 1]))
+    there = replaced(mine, torch.tensor([40.0, -60, 1, 1]))
+    system = dpfl.UDP(epsilon=2.0, delta=1e-2, rounds=1, lr=1.0, clip=0.01)
+    assert moved(Listing, mine, there, PUBLIC, cross_entropy, system=system) <= JUST
 
 
 @each("backend", ["stacked", "reference"])
@@ -289,6 +366,9 @@ class Branching(Layer):
         (Paired, "add is not known to keep records apart"),
         (Borrowed, "layer.weight is trained, and used outside of a layer"),
         (hooked, "Linear 'layer' carries hooks"),
+        (Listing, "where is not known to keep records apart"),
+        (with_a_convolution_of_its_own, "Conv1d '1' carries hooks or code"),
+        (Scaled, "scale is a Mixer, which may be any code"),
     ],
 )
 def test_the_engine_says_what_it_does_not_know(make: Callable[[], nn.Module], why: str) -> None:

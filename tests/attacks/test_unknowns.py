@@ -124,3 +124,45 @@ def test_the_others_contribute_what_they_did(model: str, what: str, backend: str
         for its in (mine, spoilt(what, mine))
     )  # fmt: skip
     assert 0.1 / RECORDS <= (one - other).norm() <= (1 + 1e-5) / RECORDS
+
+
+@each("backend", ["stacked", "reference"])
+@each("number", [float("nan"), float("inf")])
+def test_a_gradient_that_is_no_number_leaves_the_model_where_it_was(number: float, backend: str) -> None:
+    # Under a clip of the parameters; the twin is an upload that is minus the model, as if the client had sent zeros.
+    x = torch.randn(RECORDS, LENGTH, generator=torch.Generator().manual_seed(0))
+    mine, public = (
+        dpfl.Records(x.clone(), torch.arange(RECORDS) % CLASSES),
+        dpfl.Records(x, torch.arange(RECORDS) % CLASSES),
+    )
+    mine.x[0] = number
+    layer = nn.Linear(LENGTH, CLASSES)
+    start = torch.cat([part.detach().flatten() for part in layer.parameters()]).double()
+    system = dpfl.NbAFL(epsilon=1e7, delta=1e-2, rounds=1, clip=2.0, clipping="model")
+    (upload,) = first_uploads(system, federation(mine, public, CLASSES), layer, cross_entropy, backend=backend)
+    assert upload.norm() < 0.1 * start.norm()
+
+
+class Flat(nn.Module):
+    """Puts out one number a record, and no column of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(LENGTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).view(x.shape[0])
+
+
+def weighing(outputs: Tensor, targets: Tensor) -> Tensor:
+    return torch.tensor([1.0, 2.0, 3.0])[targets.long()] * (outputs - targets).square()
+
+
+@each("backend", ["stacked", "reference"])
+def test_a_loss_that_fails_on_flat_outputs_ends_nothing(backend: str) -> None:
+    x = torch.randn(RECORDS, LENGTH, generator=torch.Generator().manual_seed(0))
+    mine, public = (dpfl.Records(x, torch.arange(RECORDS) % 3.0) for _ in range(2))
+    mine.y[2] = 7.0
+    made = federation(mine, public, None)
+    (upload,) = first_uploads(CLIPS["records"], made, Flat(), weighing, backend=backend)
+    assert torch.isfinite(upload).all()

@@ -110,6 +110,8 @@ class LocalSteps:
         gradient = total / numbers.divisors
         if isinstance(order.clip, ClientClip):
             return clip_rows(gradient, numbers.clip_norms[:, 0], order.clip.norm)
+        if isinstance(order.clip, ModelClip):  # a step that is no number counts as zero, and the others as they are
+            return torch.where(gradient.isfinite().all(dim=1, keepdim=True), gradient, 0.0)
         return gradient
 
     def _sums(

@@ -161,6 +161,8 @@ def _clipped_gradient(
         gradient = _gradient(order, model, parameters, batch) * (len(batch) / expected)
     if isinstance(order.clip, ClientClip):
         gradient = clip(gradient, order.clip.clip_norm, order.clip.norm)
+    if isinstance(order.clip, ModelClip) and not gradient.isfinite().all():  # the other steps count as they are
+        gradient = torch.zeros_like(gradient)
     return noised(gradient)
 
 

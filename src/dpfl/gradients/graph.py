@@ -6,7 +6,6 @@ trained are used once each, and batches of two sizes come out of every operation
 on the graph runs and the module's own code does not: what was read is what sees the records.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +28,7 @@ from dpfl.gradients.operations import (
 
 _BATCHES = (2, 3)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PLAIN = (Tensor, nn.Parameter)
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 
 
@@ -39,11 +39,11 @@ class NotLayered(Exception):
 def read_graph(module: nn.Module, x: Tensor) -> fx.GraphModule:
     """Return what a module does to records of the shape and type of these; raise NotLayered where it is not known.
 
-    The module becomes the only one in a sequence, "0", which holds copies of its layers.
+    The module must be a copy that nobody else has; it becomes the only one in a sequence, "0".
     """
     if any(getattr(torch_module, name) for name in _GLOBAL_HOOKS):
         raise NotLayered("hooks on all of torch's modules see every layer")
-    root = nn.Sequential(copied(module)).train()
+    root = nn.Sequential(module).train()
     check = _Check(root, x)
     for layer in root.modules():
         if isinstance(getattr(layer, "inplace", None), bool):
@@ -60,15 +60,6 @@ def read_graph(module: nn.Module, x: Tensor) -> fx.GraphModule:
     _pool_first(read)
     read.recompile()
     return read
-
-
-def copied(module: nn.Module) -> nn.Module:
-    """Copy a module without the activations that it may have kept, which cannot be copied."""
-    kept = [value for layer in module.modules() for value in vars(layer).values() if isinstance(value, Tensor)]
-    try:
-        return copy.deepcopy(module, {id(value): None for value in kept if not value.is_leaf})
-    except Exception as problem:  # what a module holds may be of any kind, and refuse to be copied in any way
-        raise NotLayered(f"{type(module).__name__} cannot be copied") from problem
 
 
 def own_name(target: str) -> str:
@@ -145,7 +136,9 @@ class _Shaped(fx.Proxy):
 
 
 def _is_tampered_with(layer: nn.Module) -> bool:
-    return any(getattr(layer, name) for name in _HOOKS) or "forward" in vars(layer)
+    """Tell whether a layer has hooks, code of its own in place of its class's, or tensors that bring some."""
+    hooked = any(getattr(layer, name) for name in _HOOKS) or any(map(callable, vars(layer).values()))
+    return hooked or any(type(one) not in _PLAIN for one in (*layer.parameters(), *layer.buffers()))
 
 
 class _Other:
@@ -195,8 +188,9 @@ class _Check:
             self._call(node)
         elif node.users:
             value = self._attribute(node)
-            if not isinstance(value, Tensor) or value.requires_grad:
-                raise NotLayered(f"{own_name(str(node.target))} is trained, and used outside of a layer")
+            name = own_name(str(node.target))
+            self._require(type(value) in _PLAIN, f"{name} is a {type(value).__name__}, which may be any code")
+            self._require(not value.requires_grad, f"{name} is trained, and used outside of a layer")  # type: ignore[attr-defined]
             self.values[node] = (value,) * len(_BATCHES)
 
     def _attribute(self, node: fx.Node) -> object:
@@ -215,6 +209,8 @@ class _Check:
         if not reshapes:
             known = self._is_known_layer(node) if node.op == "call_module" else self._is_known(node, carried)
             self._require(known, f"{self._title(node)} is not known to keep records apart as it is called")
+        sized = not carried and any(map(self._is_number, node.all_input_nodes))
+        self._require(not sized, f"{self._title(node)} makes a constant of the number of records")
         self.values[node] = self._results(node)
         if carried:
             self._require_rows(node)
@@ -266,7 +262,7 @@ class _Check:
     def _is_known_layer(self, node: fx.Node) -> bool:
         layer = self._layer(node)
         title = type(layer).__name__
-        self._require(not _is_tampered_with(layer), f"{title} {own_name(str(node.target))!r} carries hooks")
+        self._require(not _is_tampered_with(layer), f"{title} {own_name(str(node.target))!r} carries hooks or code")
         one = self._show(node.args[0]) if len(node.args) == 1 and not node.kwargs else None
         if not isinstance(one, Rows):
             raise NotLayered(f"{title} is called with other things than one tensor of records")

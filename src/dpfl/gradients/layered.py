@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, fx, nn
-from torch.func import vmap
+from torch.func import grad_and_value
 from torch.nn import functional
 
 from dpfl.gradients.clipping import scales_of, sum_of_clipped
@@ -22,7 +22,8 @@ from dpfl.gradients.layers import Kind, Pass, kind_of, known_rows
 from dpfl.gradients.pooling import pool_well
 from dpfl.gradients.record_gradients import Formed, Products, RecordGradients
 from dpfl.models import Model
-from dpfl.models.losses import fresh, keeps_apart, without_strangers
+from dpfl.models.losses import Loss, fresh, keeps_apart, without_strangers
+from dpfl.models.mapping import mapped
 from dpfl.orders import Norm, RecordClip
 
 
@@ -48,7 +49,7 @@ class Layered:
         """
         self.model = model
         _require_known_owners(model.module)
-        self._graph = read_graph(model.module, x)  # as it was read; what runs is a copy
+        self._graph = read_graph(model.fresh(), x)  # as it was read; what runs is a copy
         self.random = False  # whether layers draw random numbers, as dropout does
         self._passed = self._formed = 0  # numbers that go through all layers for a record, and that measuring forms
         self._begin()
@@ -58,6 +59,9 @@ class Layered:
     def _begin(self) -> None:
         self.module: fx.GraphModule = copy.deepcopy(self._graph)
         self._parameters: dict[str, Tensor] = {}
+        self._slopes: dict[
+            object, Callable[..., tuple[Tensor, Tensor]] | None
+        ] = {}  # of losses, by what they are given
         self._seen: list[_Seen] = []
         self._records: Tensor | None = None  # what ran through last
         self._recall: dict[str, dict[str, Tensor]] = {}  # what layers that see them made of them
@@ -225,21 +229,40 @@ class Layered:
         return self._losses_alone(outputs.clone(), y.clone(), forgiving)
 
     def _losses_alone(self, outputs: Tensor, y: Tensor, forgiving: bool) -> Tensor:
-        """Map the loss of one record over all; one that fails on a record alone has a loss that is no number."""
-        loss = fresh(self.model.loss)
+        """Show the loss each record by itself; one that fails on a record alone has a loss that is no number.
+
+        Its derivatives are taken there too: what it does without one is no business of a graph that it is not in.
+        """
+        here = outputs.detach()
+        slopes, values = self._slopes_at_once(here, y) or self._slopes_one_by_one(here, y, forgiving)
+        # Of the same value, and of the same slope at every output.
+        return values + ((outputs - here) * slopes).reshape(len(y), -1).sum(dim=1)
+
+    def _slopes_at_once(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Map the loss of one record over all, where it is known to keep to one; None where it is not, or fails."""
+        what = (outputs.device, outputs.dtype, outputs.shape[1:], y.dtype, y.shape[1:])
+        if what not in self._slopes:
+            example = outputs.new_zeros(outputs.shape[1:]), y.new_zeros(y.shape[1:])
+            self._slopes[what] = mapped(grad_and_value(_of_one(self.model.loss)), (0, 0), *example)
+        read = self._slopes[what]
         try:
-            mapped: Tensor = vmap(lambda one, its: loss(one[None], its[None]).mean(), randomness="different")(
-                outputs, y
-            )
-            return mapped
-        except Exception:  # whatever its code makes of a private value
-            if not forgiving:
-                raise
-            if len(y) == 1:
-                return outputs.flatten(1).sum(dim=1) * torch.nan
-            middle = len(y) // 2
-            halves = (slice(None, middle), slice(middle, None))
-            return torch.cat([self._losses_alone(outputs[some], y[some], forgiving) for some in halves])
+            found: tuple[Tensor, Tensor] | None = None if read is None else read(outputs, y)
+        except Exception:  # whatever comes of a private value
+            return None
+        return found
+
+    def _slopes_one_by_one(self, outputs: Tensor, y: Tensor, forgiving: bool) -> tuple[Tensor, Tensor]:
+        slopes, values = [], []
+        for one, its in zip(outputs, y, strict=True):
+            try:
+                slope, value = grad_and_value(_of_one(self.model.loss))(one.clone(), its.clone())
+            except Exception:  # whatever its code makes of a private value
+                if not forgiving:
+                    raise
+                slope, value = torch.full_like(one, torch.nan), one.new_full((), torch.nan)
+            slopes.append(slope)
+            values.append(value)
+        return torch.stack(slopes), torch.stack(values)
 
     def _run(self, name: str, layer: nn.Module, x: Tensor) -> Tensor:
         """Run a layer under the parameters that were handed in."""
@@ -271,6 +294,12 @@ class Layered:
             name: Formed({key: g + self.model.ridge * split[_named(name, key)] for key, g in part.form().items()})
             for name, part in parts.items()
         }
+
+
+def _of_one(loss: Loss) -> Loss:
+    """Return the loss of one record, which remembers none that it has seen."""
+    alone = fresh(loss)
+    return lambda outputs, y: alone(outputs[None].clone(), y[None].clone()).mean()
 
 
 def layered(model: Model, x: Tensor, y: Tensor) -> Layered | None:

@@ -60,6 +60,11 @@ def _paired(args: Arguments, named: Named) -> bool:
     return apart and not _in_place(named)
 
 
+def _chosen(args: Arguments, named: Named) -> bool:
+    """Choose between two numbers at each place; asked for a condition alone, it lists where that holds."""
+    return len(args) + len(named) == 3 and _paired(args, named)
+
+
 def _beyond(dims: object, ndim: int) -> bool:
     """Tell whether these are dimensions, and none of them is that of the records."""
     found = list(_parts(dims))
@@ -147,8 +152,9 @@ def _picked(args: Arguments, named: Named) -> bool:
     if not places or not isinstance(what, Rows) or any(isinstance(one, Rows) for one in _parts(places)):
         return False
     rest = [place for place in places[1:] if place is not None]
-    if places[0] is Ellipsis:
-        return len(rest) < what.ndim
+    if places[0] is Ellipsis:  # then a mask would be a condition on as many dimensions as it has
+        plain = all(isinstance(one, (int, slice)) and not isinstance(one, bool) for one in rest)
+        return plain and len(rest) < what.ndim
     return isinstance(places[0], slice) and places[0] == slice(None)
 
 
@@ -185,7 +191,7 @@ _BY_NUMBER = (
 )  # fmt: skip
 _IN_PAIRS = (
     "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "maximum", "minimum", "pow",
-    "where", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "atan2", "hypot", "expand_as", "lerp",
+    "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "atan2", "hypot", "expand_as", "lerp",
     "addcmul", "addcdiv", "rsub",
 )  # fmt: skip
 _ALONG = {
@@ -202,7 +208,7 @@ _RULES: dict[str, Rule] = (
     | dict.fromkeys(("cat", "concat", "concatenate"), _joined)
     | dict.fromkeys(("transpose", "swapaxes", "swapdims"), _swapped)
     | {"permute": _permuted, "matmul": _multiplied, "bmm": _multiplied, "linear": _mapped, "pad": _padded}
-    | {"scaled_dot_product_attention": _attended}
+    | {"scaled_dot_product_attention": _attended, "where": _chosen}
 )
 # Whatever they are asked for, they leave numbers in their order: rows that are as many hold the same records.
 _RESHAPING = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as")

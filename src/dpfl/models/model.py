@@ -3,20 +3,21 @@
 Every room but this one speaks of `parameters`, one vector [d]. Buffers (positional encodings and the like) stay with
 the module and are never uploaded; a module that learns statistics of other records' data into buffers is refused.
 
-A module's code may do anything to what it is given and to itself. So it is never given records, but copies of them, and
-it is never the module itself that runs, but a copy that shares its parameters and is forgotten after one call: what one
-record leaves behind, in numbers or in attributes, meets no other.
+A module's code may do anything to what it is given and to itself. So it is never given records or parameters, but
+copies of them, and it is never the module itself that runs, but a copy that shares nothing with it and is forgotten
+after one call: what one record leaves behind, in numbers or in attributes, meets no other.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad
 
 from dpfl.errors import BadInput
 from dpfl.models.losses import Loss, fresh, without_strangers
+from dpfl.models.mapping import mapped
 
 
 class Model:
@@ -41,6 +42,7 @@ class Model:
         self.name = name or type(module).__name__
         _refuse_shared_statistics(module)
         self.module, self.loss, self.classify, self.ridge = module, loss, classify, ridge
+        self._read: dict[object, Callable[..., dict[str, Tensor]] | None] = {}
         self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
         if not self._shapes:
             raise BadInput("model must have trainable parameters, had none; set requires_grad on those to train")
@@ -64,25 +66,25 @@ class Model:
         return {name: piece.view(*vector.shape[:-1], *shape) for (name, shape), piece in named}
 
     def fresh(self) -> nn.Module:
-        """Return a copy of the module that shares its parameters, and none of what it does to itself.
+        """Return a copy of the module that shares nothing with it, not even what is frozen.
 
         Activations that it kept from earlier calls cannot be copied, and are left out.
         """
-        memo: dict[int, object] = {id(parameter): parameter for parameter in self.module.parameters()}
-        for layer in self.module.modules():
-            values = (value for value in vars(layer).values() if isinstance(value, Tensor) and not value.is_leaf)
-            memo |= {id(value): None for value in values}
+        kept = (value for layer in self.module.modules() for value in vars(layer).values() if isinstance(value, Tensor))
+        memo: dict[int, object] = {id(value): None for value in kept if not value.is_leaf}
         try:
-            return copy.deepcopy(self.module, memo)
+            made = copy.deepcopy(self.module, memo)
+            _refuse_originals(self.module, made)
         except Exception as problem:  # whatever it holds
             raise BadInput(
                 "model must be a module that can be copied, so that nothing of one record is left to meet the next, but"
                 f" {type(self.module).__name__} cannot ({problem}); keep locks, files and threads out of it"
             ) from None
+        return made
 
     def outputs(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-        """Run the module under the given named parameters on a batch [B, ...]."""
-        result: Tensor = functional_call(self.fresh(), parameters, (x.clone(),))
+        """Run the module under copies of the given named parameters on a batch [B, ...]."""
+        result: Tensor = functional_call(self.fresh(), _copies(parameters), (x.clone(),))
         return result
 
     def mean_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -104,7 +106,7 @@ class Model:
         parameters = self.split(self.vector())
         buffers, tried = dict(self.module.named_buffers()), self.fresh().train()
         try:
-            self.objective(parameters, functional_call(tried, parameters, (x.clone(),)), y)
+            self.objective(parameters, functional_call(tried, _copies(parameters), (x.clone(),)), y)
             changed = [name for name, buffer in tried.named_buffers() if not torch.equal(buffer, buffers[name])]
             self.module.eval()
             together = self.mean_loss(parameters, x, y)
@@ -131,11 +133,11 @@ class Model:
             )
 
     def vectorises(self, x: Tensor, y: Tensor) -> bool:
-        """Tell whether per-record gradients can be computed for many records at once (torch.func.vmap)."""
+        """Tell whether per-record gradients can be computed for many records at once (`mapping`)."""
         self.module.train()
         try:
             self._at_once(self.vector(), x[:2], y[:2])
-        except Exception:  # in-place updates, control flow on values: then one record after the other
+        except Exception:  # control flow on values, unknown operations: then one record after the other
             return False
         return True
 
@@ -151,15 +153,28 @@ class Model:
         return [torch.cat([self._alone(vector, x[i : i + 1], y[i : i + 1]) for i in range(len(x))])]
 
     def _at_once(self, vector: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
-        """Map the gradient of one record over all: code that is shown one record cannot mix it with others."""
-        module, loss = self.fresh(), fresh(self.loss)
-
-        def record_loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            outputs = functional_call(module, parameters, (x[None].clone(),))
-            return self._with_penalty(parameters, loss(*without_strangers(self.loss, outputs, y[None].clone())).mean())
-
-        gradients = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")(self.split(vector), x, y)
+        """Map the gradient of one record over all, where that is known to keep to one."""
+        gradients = self._mapped(vector, x, y)(self.split(vector), x, y)
         return [gradients[name].flatten(1) for name in self._shapes]
+
+    def _mapped(self, vector: Tensor, x: Tensor, y: Tensor) -> Callable[..., dict[str, Tensor]]:
+        """Return the gradients of records, read once for their shape; raise where they cannot be mapped."""
+        module = self.fresh()
+        what = (module.training, *((str(one.device), one.dtype, one.shape[1:]) for one in (vector[None], x, y)))
+        if what not in self._read:
+            loss = fresh(self.loss)
+
+            def record_loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+                outputs = functional_call(module, _copies(parameters), (x[None].clone(),))
+                shown = without_strangers(self.loss, outputs, y[None].clone())
+                return self._with_penalty(parameters, loss(*shown).mean())
+
+            examples = self.split(vector), x.new_zeros(x.shape[1:]), y.new_zeros(y.shape[1:])
+            self._read[what] = mapped(grad(record_loss), (None, 0, 0), *examples)
+        found = self._read[what]
+        if found is None:
+            raise NotImplementedError("what the model does is not known to keep to one record")
+        return found
 
     def _at_once_or_in_pieces(self, vector: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
         """Halve the records until those that cannot be computed at once are alone."""
@@ -187,6 +202,31 @@ class Model:
             self.mean_loss(leaves, x, y), list(leaves.values()), allow_unused=True, materialize_grads=True
         )
         return torch.cat([piece.flatten() for piece in pieces])
+
+
+def _copies(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return what a module may write into: some layers change their weights as they look at a record."""
+    return {name: parameter.clone() for name, parameter in parameters.items()}
+
+
+def _refuse_originals(module: nn.Module, made: nn.Module) -> None:
+    """Refuse a copy that is in part the module itself, as a `__deepcopy__` of its own may return it."""
+    originals = {id(part) for part in _parts(module)}
+    memories = {part.untyped_storage().data_ptr() for part in _parts(module) if isinstance(part, Tensor)} - {0}
+    for part in _parts(made):
+        same = isinstance(part, Tensor) and part.untyped_storage().data_ptr() in memories
+        if id(part) in originals or same:
+            raise ValueError(f"its copy shares a {type(part).__name__} with it")
+
+
+def _parts(module: nn.Module) -> Iterator[object]:
+    """Go through what a module can write into: layers, parameters, buffers, and what else says how it is copied."""
+    yield from module.modules()
+    yield from module.parameters()
+    yield from module.buffers()
+    for layer in module.modules():
+        held = (value for value in vars(layer).values() if hasattr(type(value), "__deepcopy__"))
+        yield from (value for value in held if not (isinstance(value, Tensor) and not value.is_leaf))
 
 
 def _halves(middle: int) -> tuple[slice, slice]:
