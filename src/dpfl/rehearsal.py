@@ -166,7 +166,7 @@ class Rehearsal:
 def _opened(system: System[Any], sizes: Sequence[int], streams: Streams) -> Session[Any]:
     """Open a training whose clients compute nothing."""
     promise = system.promise(sizes)
-    decided = follows_training(system) or system.until_spent or not _is_known(system)
+    decided = follows_training(system) or not _is_known(system)
     filtered = promise is not None and promise.calibration == "tight" and "server" in promise.against and decided
     ledger = Ledger(
         promise, sizes, system=system.name, follows_uploads=follows_uploads(system),
@@ -182,10 +182,11 @@ def allowance(system: System[Any], sizes: Sequence[int], streams: Streams) -> Al
     promise = system.promise(sizes)
     if promise is None:
         return None
-    if promise.calibration == "paper" or "server" not in promise.against:
-        return Rehearsal(system, sizes, streams).course
-    if not _is_known(system) or follows_training(system) or system.until_spent:
+    decided = follows_training(system) or not _is_known(system)
+    if promise.calibration == "tight" and "server" in promise.against and decided:
         return Filters()
+    if decided or promise.calibration == "paper" or "server" not in promise.against or system.until_spent:
+        return Rehearsal(system, sizes, streams).course
     session = _opened(system, sizes, streams)
     rounds = session.begin().rounds
     return Rounds(rounds, [int(count) for count in session.problem.schedule.replies(1, rounds)])

@@ -195,7 +195,7 @@ def test_two_runs_that_would_overdraw_a_grant_together(tmp_path: Path, dpfl: Com
     first = dpfl("run", *QUICK, "--epsilon", "3", *SHARED, "--out", "first", "--json").json
     assert first["certificate"]["observers"]["server"]["epsilon"] == pytest.approx(3.0, rel=1e-3)
     assert not (tmp_path / "first/ledger.sqlite").exists()  # it was charged to the shared one
-    assert dpfl("certificate", "first", "--json").json == first["certificate"]
+    assert dpfl("certificate", "first", "--ledger", "shared.sqlite", "--json").json == first["certificate"]
 
     # In Gaussian DP two runs of ε = 3 cost 4.63 together, which is less than 6 and more than 4.
     before = files(tmp_path)

@@ -6,9 +6,10 @@ most is one. Before its first round a run writes down how that is known:
 
 - `Rounds`: nobody decides anything on the way. Once all rounds are over, what happened is what was planned; before,
   each client's filter holds the limit.
-- `Filters`: a controller decides, or the budget does. The filters hold the limit, at the end too.
-- `Course`: somebody may see what no filter limits: a paper's formula has none, and a promise against an eavesdropper
-  limits nothing that the server sees. The longest course was rehearsed.
+- `Filters`: a controller decides. The filters hold the limit, at the end too.
+- `Course`: the longest course was rehearsed. That is wanted where somebody may see what no filter limits (a paper's
+  formula has none, and a promise against an eavesdropper limits nothing that the server sees), and where budgets say
+  when it is over.
 """
 
 from collections import Counter
