@@ -166,3 +166,31 @@ def test_a_loss_that_fails_on_flat_outputs_ends_nothing(backend: str) -> None:
     made = federation(mine, public, None)
     (upload,) = first_uploads(CLIPS["records"], made, Flat(), weighing, backend=backend)
     assert torch.isfinite(upload).all()
+
+
+@each("draws", ["cohort", "client"])
+@each("number", [float("nan"), 1e30, 3e38])
+def test_no_bit_of_another_clients_upload_depends_on_what_one_record_needs(number: float, draws: str) -> None:
+    """A record that single precision cannot clip is clipped apart: all else is added up as if it were not there."""
+
+    def uploads(first: float) -> dict[int, Tensor]:
+        seen: list[dict[int, Tensor]] = []
+        parts = []
+        for client in (1, 2, 3):
+            source = torch.Generator().manual_seed(client)
+            parts.append(dpfl.Records(torch.randn(900, 20, generator=source), torch.arange(900) % 3))
+        parts[0].x[7] = first
+        public = dpfl.Records(parts[2].x[:20], parts[2].y[:20])
+        made = dpfl.Federation(
+            name="made up", clients=tuple(parts), validation=public, test=public, classes=3, source="made up"
+        )
+        dpfl.train(
+            dpfl.UDP(rounds=1, epsilon=2.0), made, "softmax", seed=1, draws=draws, on_uploads=lambda _, sent:
+            seen.append(sent),
+        )  # fmt: skip
+        return seen[0]
+
+    usual, other = uploads(0.5), uploads(number)
+    assert torch.equal(usual[1], other[1])
+    assert torch.equal(usual[2], other[2])
+    assert 0 < torch.linalg.vector_norm((usual[0] - other[0]).double()) <= 2 * 2.0 / 900 * (1 + 1e-5)

@@ -121,8 +121,8 @@ class Layered:
         counts: [R], how much each record counts: zero for one that only fills a gap. None where all count once.
         bound: the clip norm of each record [R] and the norm it is meant in; None to clip nothing.
         powers: return Σ|x| or Σx² of each record in that norm [R], where they are known.
-        careful: leave out gradients that are not finite, or those of gaps where none are clipped, and measure and clip
-            in double precision. Else one of them, or one that single precision cannot clip, makes the sum not finite.
+        careful: leave out gradients that are not finite, or those of gaps where none are clipped, and clip in double
+            precision what single precision cannot. Else one of either kind makes the sum not finite.
         forgiving: whether a record that cannot be computed has a gradient that is no number, and is no error.
         """
         counts = None if counts is None else counts.to(parameters.dtype)
@@ -130,23 +130,48 @@ class Layered:
         weighed = bound is None and not careful and not self.model.ridge
         gradients = self.gradients(
             parameters, x, y, counts if weighed else None,
-            powers=None if careful else powers, apart=bound is not None or clients > 1, measured=bound is not None,
-            forgiving=forgiving, doubled=careful and bound is not None,
+            powers=powers, apart=bound is not None or clients > 1, measured=bound is not None, forgiving=forgiving,
         )  # fmt: skip
+        if bound is not None:
+            return self._clipped(gradients, parameters, x, counts, bound, clients, careful)
         if weighed:
             counts = None
-        elif bound is None and counts is not None:  # a gap's gradient may be anything, and zero times that no zero
+        elif counts is not None:  # a gap's gradient may be anything, and zero times that no zero
             gradients = {name: part.without(counts == 0) for name, part in gradients.items()}
-        if bound is not None:
-            dtype = torch.float64 if careful else parameters.dtype
-            room = _room(parameters.dtype, x)  # with care too: what one record needs shall change no other's scale
-            scales = _scales(_lengths(gradients, bound[1]), bound[0], room, torch.finfo(dtype).max ** 0.45)
-            if careful:
-                broken = torch.isnan(scales)
-                gradients = {name: part.without(broken) for name, part in gradients.items()}
-                scales = scales.masked_fill(broken, 0)
-            scales = scales.to(dtype)
-            counts = scales if counts is None else scales * counts
+        return self._weighted(gradients, parameters, counts, clients)
+
+    def _clipped(
+        self,
+        gradients: dict[str, RecordGradients],
+        parameters: Tensor,
+        x: Tensor,
+        counts: Tensor | None,
+        bound: tuple[Tensor, Norm],
+        clients: int,
+        careful: bool,
+    ) -> Tensor:
+        """Return the sums of clipped gradients; with care, all that can be scaled as without, and the others apart.
+
+        So what one record needs changes no bit of what others contribute.
+        """
+        dtype, (clip_norms, norm), room = parameters.dtype, bound, _room(parameters.dtype, x)
+        scales = _scales(_lengths(gradients, norm), clip_norms, room, torch.finfo(dtype).max ** 0.45)
+        if not careful:
+            return self._weighted(gradients, parameters, _times(scales.to(dtype), counts), clients)
+        broken = torch.isnan(scales)
+        told = {name: part.without(broken) for name, part in gradients.items()}
+        total = self._weighted(told, parameters, _times(scales.masked_fill(broken, 0).to(dtype), counts), clients)
+        rest = {name: part.without(~broken).doubled() for name, part in gradients.items()}
+        scales = _scales(_lengths(rest, norm), clip_norms, room, torch.finfo(torch.float64).max ** 0.45)
+        hopeless = torch.isnan(scales)
+        rest = {name: part.without(hopeless) for name, part in rest.items()}
+        scales = scales.masked_fill(hopeless | ~broken, 0)
+        return (total.double() + self._weighted(rest, parameters, _times(scales, counts), clients)).to(dtype)
+
+    def _weighted(
+        self, gradients: dict[str, RecordGradients], parameters: Tensor, counts: Tensor | None, clients: int
+    ) -> Tensor:
+        """Return each client's sum of its records' gradients as they count, [clients, d]."""
         total: dict[str, Tensor] = {}
         for name, part in gradients.items():
             total |= {_named(name, key): value for key, value in part.weighted_sum(counts, clients).items()}
@@ -394,6 +419,10 @@ def _lengths(gradients: dict[str, RecordGradients], norm: Norm) -> Tensor:
     total = torch.stack([powers for part in gradients.values() for powers in part.powers(norm)])
     summed = total.double().sum(dim=0)
     return summed if norm == 1 else summed.sqrt()
+
+
+def _times(scales: Tensor, counts: Tensor | None) -> Tensor:
+    return scales if counts is None else scales * counts
 
 
 def _scales(lengths: Tensor, clip_norms: Tensor, room: float, far: float) -> Tensor:
