@@ -173,7 +173,7 @@ class Model:
             self._read[what] = mapped(grad(record_loss), (None, 0, 0), *examples)
         found = self._read[what]
         if found is None:
-            raise NotImplementedError("what the model does is not known to keep to one record")
+            raise RuntimeError("what the model does is not known to keep to one record")
         return found
 
     def _at_once_or_in_pieces(self, vector: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
