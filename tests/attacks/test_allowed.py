@@ -71,7 +71,7 @@ def test_whoever_stops_after_a_look_gains_nothing(system: dpfl.System[Any], tmp_
 
 @pytest.mark.parametrize("calibration", ["tight", "paper"])
 def test_who_was_not_asked_before_the_stop_could_have_been(calibration: str, tmp_path: Path) -> None:
-    system = dpfl.UDP(rounds=6, epsilon=2.0, cohort=1, calibration=calibration)
+    system = dpfl.UDP(rounds=6, epsilon=2.0, cohort=1, scheduling="round-robin", calibration=calibration)
     whole = dpfl.train(system, DATA, "softmax", seed=1).certificate
     certificate = stopped(system, tmp_path, 1)
     shown = [line["server_epsilon"] for line in certificate["spending"]]
