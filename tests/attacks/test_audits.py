@@ -43,7 +43,7 @@ WHOLE = {"clients": 800, "canaries": 800}  # clients of one record each, for the
 GAUSSIAN = {
     "udp": Audit(UDP(rounds=4, epsilon=3.0)),
     "udp, released models": Audit(UDP(rounds=4, epsilon=3.0), "released"),
-    "lei": Audit(Lei(rounds=12, epsilon=3.0)),  # its certificate is what is granted, and few rounds spend less
+    "lei": Audit(Lei(rounds=12, epsilon=3.0)),
     "pe-dpfl": Audit(PEDPFL(rounds=4, epsilon=3.0), canaries={"canaries": 2400, "clients": 3}),
     "dpsgd-fedavg, all records": Audit(DPSGDFedAvg(rounds=4, epsilon=3.0, sampling_rate=1.0), canaries=REMOVED),
     "dp-fedavg": Audit(DPFedAvg(rounds=2, local_steps=2, epsilon=3.0), canaries=WHOLE),

@@ -55,8 +55,10 @@ def text(certificate: dict[str, Any]) -> str:
 def _ledger(certificate: dict[str, Any]) -> list[str]:
     """Say what all runs of the ledger cost together, or that nobody was protected; and how to know the ledger again."""
     lines, source = [], certificate["noise_source"]
-    if source in _SIMULATED:
-        lines.append(_line("a simulation", f"nobody's records were protected here: {_SIMULATED[source]}"))
+    seeded = source is not None and certificate.get("together", source) is None  # whoever drew under the seed
+    if source in _SIMULATED or seeded:
+        why = _SIMULATED.get(source, _SIMULATED["seed"])
+        lines.append(_line("a simulation", f"nobody's records were protected here: {why}"))
     if (whole := certificate.get("together")) is not None:
         lines.append(_line("all together", together(whole)))
     if head := certificate.get("head"):
