@@ -18,8 +18,8 @@ import pytest
 from dpfl.privacy.accounting import Mechanism, tight
 from dpfl.privacy.books import Books, Grant
 from dpfl.privacy.budget import Budget
+from dpfl.privacy.filters import worth_of
 from dpfl.privacy.gaussian_dp import epsilon_of, mu_of
-from dpfl.privacy.ledger import worth_of
 from e2e import command_line
 
 QUICK = ["udp", "--clients", "4", "--rounds", "3", "--delta", "1e-3"]

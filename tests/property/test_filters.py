@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from dpfl.privacy.accounting import Mechanism, most_steps, tight
 from dpfl.privacy.budget import Budget
-from dpfl.privacy.filters import CountFilter, Filter, OverheardFilter, PlainFilter, RenyiFilter
-from dpfl.privacy.ledger import worth_of
+from dpfl.privacy.filters import CountFilter, Filter, OverheardFilter, PlainFilter, RenyiFilter, worth_of
 from grids import each
 
 unhurried = settings(deadline=None)  # a busy machine is no failure

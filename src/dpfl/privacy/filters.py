@@ -14,6 +14,7 @@ A filter is fixed by the first release it sees, before anything private is known
 
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, Protocol
@@ -24,6 +25,7 @@ from dpfl.errors import BadInput
 from dpfl.privacy import renyi
 from dpfl.privacy.accounting import Mechanism, tight
 from dpfl.privacy.budget import Budget
+from dpfl.privacy.gaussian_dp import mu_of
 
 Currency = Literal["plain", "renyi"]  # of a grant over many runs
 
@@ -40,6 +42,12 @@ class Filter(Protocol):
 
     def pay(self, mechanism: Mechanism, count: int) -> None:
         """Add them to what was spent."""
+
+
+def worth_of(budgets: Sequence[Budget]) -> list[float]:
+    """Return what each budget is worth in μ², all at once."""
+    mu = mu_of([budget.epsilon for budget in budgets], [budget.delta for budget in budgets])
+    return [float(one) for one in mu**2]
 
 
 class PlainFilter:

@@ -17,9 +17,8 @@ from dpfl.orders import GRID_SHARE, Gaussian, Neighbours, Norm, Order, Poisson, 
 from dpfl.privacy.accounting import Mechanism
 from dpfl.privacy.allowed import Allowed, to_plain
 from dpfl.privacy.books import FAST, BookedRun, Books, Release, told_multiplier
-from dpfl.privacy.budget import Budget, Promise
-from dpfl.privacy.filters import CountFilter, Filter, OverheardFilter, PlainFilter, RenyiFilter, Unlimited
-from dpfl.privacy.gaussian_dp import mu_of
+from dpfl.privacy.budget import Promise
+from dpfl.privacy.filters import CountFilter, Filter, OverheardFilter, PlainFilter, RenyiFilter, Unlimited, worth_of
 from dpfl.privacy.lifetime import Lifetime
 from dpfl.privacy.people import Fingerprints
 
@@ -261,12 +260,6 @@ class Ledger:
     @cached_property
     def _worth(self) -> list[float]:
         return [] if self.promise is None else worth_of(self.promise.budgets)
-
-
-def worth_of(budgets: Sequence[Budget]) -> list[float]:
-    """Return what each budget is worth in μ², all at once."""
-    mu = mu_of([budget.epsilon for budget in budgets], [budget.delta for budget in budgets])
-    return [float(one) for one in mu**2]
 
 
 def release_of(order: Order, records: int, *, unit: Unit, neighbours: Neighbours) -> Release:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.privacy.books import BookedRun, Books, Grant, Release
 from dpfl.privacy.budget import Promise
-from dpfl.privacy.filters import Filter, PlainFilter, RenyiFilter
-from dpfl.privacy.gaussian_dp import epsilon_of, mu_of
+from dpfl.privacy.filters import Filter, PlainFilter, RenyiFilter, worth_of
+from dpfl.privacy.gaussian_dp import epsilon_of
 from dpfl.privacy.totals import Kind, distance, moved, moved_budget
 
 
@@ -92,11 +92,9 @@ class Lifetime:
                 f" noise in {where}; no budget can pay for that: use another ledger"
             )
         budgets = [self._grants[client].budget for client in clients]
-        worth = mu_of([one.epsilon for one in budgets], [one.delta for one in budgets]) ** 2
+        worth = worth_of(budgets)
         self._filters = {
-            client: PlainFilter(grant.budget, float(worth[client]))
-            if grant.currency == "plain"
-            else RenyiFilter(grant.budget)
+            client: PlainFilter(grant.budget, worth[client]) if grant.currency == "plain" else RenyiFilter(grant.budget)
             for client, grant in self._grants.items()
         }
         for run in earlier:
@@ -135,7 +133,7 @@ class Lifetime:
 
     def _require_left(self, promise: Promise) -> None:
         """Refuse a run that would be stopped half-way: tight noise is planned to spend all that was promised."""
-        worth = mu_of([one.epsilon for one in promise.budgets], [one.delta for one in promise.budgets]) ** 2
+        worth = worth_of(promise.budgets)
         for client, purse in self._filters.items():
             if not isinstance(purse, PlainFilter):
                 continue

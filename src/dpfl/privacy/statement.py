@@ -67,12 +67,15 @@ def _lines(books: Books, people: int) -> list[dict[str, Any]]:
     lines = []
     for kind in dict.fromkeys(kinds.values()):
         own = [client for client in clients if kinds[client] == kind]
-        found = {client: account for client, account in accounts(books, runs, kind).items() if client in own}
+        found, let_out = (
+            {client: one for client, one in accounts(books, runs, kind, only_happened=only).items() if client in own}
+            for only in (False, True)
+        )
         deltas = {
             client: found[client].delta if (grant := grants[client]) is None else grant.budget.delta for client in own
         }
         prices = priced(found, deltas)
-        happened = priced(accounts(books, runs, kind, only_happened=True), deltas)
+        happened = priced(let_out, deltas)
         unknown = strangers(runs)
         for client in own:
             account, (epsilon, delta), grant = found[client], prices[client], grants[client]

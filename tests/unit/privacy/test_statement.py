@@ -115,6 +115,20 @@ def test_a_total_of_records_says_little_about_clients() -> None:
     assert line["spent"]["epsilon"] == pytest.approx(4.37718, abs=1e-5)
 
 
+def test_each_client_has_its_total_in_the_kind_of_its_own_grant() -> None:
+    books = Books()
+    charged(books, {0: noised(0.06), 1: noised(0.6)})
+    books.grant(grant(None, 20.0, DELTA))
+    books.grant(grant(0, 20.0, DELTA, unit="client"))
+    first, second = lines(books)
+    assert [(line["unit"], line["granted"]["epsilon"]) for line in (first, second)] == [
+        ("client", 20.0),
+        ("record", 20.0),
+    ]
+    # Ten records, each of μ = 0.06, are worth what one of μ = 0.6 is.
+    assert first["spent"]["epsilon"] == pytest.approx(second["spent"]["epsilon"], rel=1e-8)
+
+
 def test_what_filters_of_their_own_hold_is_added_as_it_is() -> None:
     books = Books()
     charged(books, {0: noised(0.6)})
