@@ -81,7 +81,7 @@ _ROOMS = {
     "errors": "BadInput BudgetRefused Caution",
     "federation": "Federation Records federate from_arrays from_torch",
     "models": "Model",
-    "orders": "ClientClip Full Gaussian Laplace ModelClip Order Poisson RecordClip sensitivity",
+    "orders": "ClientClip Full Gaussian Laplace ModelClip Order Poisson RecordClip Shuffled sensitivity",
     "privacy.budget": "Budget Promise",
     "privacy.calibration": "gaussian_noise_stds noise_multipliers",
     "privacy.certificate": "Certificate",

@@ -62,6 +62,28 @@ class Poisson:
 
 
 @dataclass(frozen=True)
+class Shuffled:
+    """Each iteration sees the next so many records of all, shuffled anew for every pass: local epochs.
+
+    What is left at the end of a pass, less than a batch, is not seen in it. Where in a pass a record comes is no secret
+    that anything is gained by: a shuffled batch is priced like one that everybody knows.
+    """
+
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        require_count("batch_size", self.batch_size, "leave it out for all records in every step")
+
+    def passes(self, epochs: int, records: int) -> int:
+        """Return how many steps so many passes over a client's records are.
+
+        >>> Shuffled(128).passes(10, 800), Shuffled(128).passes(2, 50)
+        (60, 2)
+        """
+        return epochs * max(1, records // self.batch_size)
+
+
+@dataclass(frozen=True)
 class _Clip:
     clip_norm: float
     norm: Norm = 2  # the norm in which clip_norm is meant: L1 (for Laplace noise) or L2 (for Gaussian noise)
@@ -124,7 +146,7 @@ class Order:
 
     steps: int
     learning_rate: float | tuple[float, ...]  # one rate, or one for each step
-    batch: Full | Poisson = Full()
+    batch: Full | Poisson | Shuffled = Full()
     clip: RecordClip | ClientClip | ModelClip | None = None
     noise: Gaussian | Laplace | None = None
     noise_on: Literal["step", "upload"] = "upload"
@@ -141,6 +163,11 @@ class Order:
                 " to use it for every step"
             )
         require_not_negative("proximal", self.proximal, "use 0 for no pull")
+        if isinstance(self.batch, Shuffled) and isinstance(self.clip, RecordClip):
+            raise BadInput(
+                f"batch must be Full or Poisson with a RecordClip, was {self.batch}: how often a record of a shuffled"
+                " batch counts is not priced; order Poisson batches, or clip the client's gradient or its parameters"
+            )
         if self.noise_on not in ("step", "upload"):
             raise BadInput(f"noise_on must be 'step' or 'upload', was {self.noise_on!r}; choose one of the two")
 
@@ -181,6 +208,8 @@ class Order:
 
         The bound is derived and the client divides with this one number; were there two, the bound could be wrong.
         """
+        if isinstance(self.batch, Shuffled):
+            return float(min(records, self.batch.batch_size))
         return records * (self.batch.sampling_rate if isinstance(self.batch, Poisson) else 1.0)
 
     def to_json(self) -> str:
@@ -208,7 +237,9 @@ class Order:
             ) from None
 
 
-_PARTS = {part.__name__: part for part in (Full, Poisson, RecordClip, ClientClip, ModelClip, Gaussian, Laplace)}
+_PARTS = {
+    part.__name__: part for part in (Full, Poisson, Shuffled, RecordClip, ClientClip, ModelClip, Gaussian, Laplace)
+}
 
 
 def _plain(value: Any) -> Any:

@@ -47,7 +47,7 @@ DIM = 5
 # What changes the clip, the steps, the batch or the neighbours. Budgets are alike: noise is taken off here.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "dp-fedavg": [
-        {"mechanism": "laplace"}, {"norm": 1}, {"lr_gamma": 2.0}, {"local_steps": 1},
+        {"mechanism": "laplace"}, {"norm": 1}, {"lr_schedule": "inverse:2.0"}, {"local_steps": 1},
         {"mechanism": "laplace", "calibration": "paper"}, {"strong_convexity": 0.5, "smoothness": 1.0},
     ],
     "udp": [{"clip": 0.3, "lr": 0.7}, {"discount": 0.5, "least_gain": 10.0}],
@@ -56,7 +56,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"local_steps": 2, "proximal": 0.9, "lr": 1.5}, {"calibration": "paper", "clip": 0.4},
     ],
     "ali-dpfl": [{"sampling_rate": 0.2, "clip": 2.5}],
-    "fedsgd-dpc": [{"mechanism": "laplace"}, {"sampling_rate": 0.3}, {"norm": 1}, {"lr_gamma": 2.0}],
+    "fedsgd-dpc": [{"mechanism": "laplace"}, {"sampling_rate": 0.3}, {"norm": 1}, {"lr_schedule": "inverse:2.0"}],
     "dpsgd-fedavg": [{"local_steps": 3, "noise_multiplier": 3.0}],
     "pe-dpfl": [{"local_steps": 3}, {"proximal": 0.0, "clip": 0.2}],
     "adap-dpfl": [{"local_steps": 2, "clip_factor": 3.0}],
@@ -302,7 +302,12 @@ def test_every_private_system_and_every_kind_of_order_is_here() -> None:
     assert {(case.promise.unit, case.promise.neighbours) for case in cases()} == {
         ("record", "replace"), ("record", "add-remove"), ("client", "replace"),
     }  # fmt: skip
-    for changing in ("adap-dpfl-calibration", "ali-dpfl-calibration", "dp-fedavg-lr_gamma", "fedsgd-dpc-lr_gamma"):
+    for changing in (
+        "adap-dpfl-calibration",
+        "ali-dpfl-calibration",
+        "dp-fedavg-lr_schedule",
+        "fedsgd-dpc-lr_schedule",
+    ):
         assert any(case.title.startswith(changing) and "round 3" in case.title for case in cases())
 
 

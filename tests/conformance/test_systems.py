@@ -64,7 +64,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedsgd": [{"cohort": 1, "scheduling": "round-robin"}],
     "fedprox": [{"proximal": 0.0}],
     "dp-fedavg": [
-        {"cohort": 2}, {"cohort": 2, "scheduling": "random"}, {"norm": 1}, {"lr_gamma": 3.0},
+        {"cohort": 2}, {"cohort": 2, "scheduling": "random"}, {"norm": 1}, {"lr_schedule": "inverse:3.0"},
         LAPLACE, LAPLACE | {"delta": 1e-3}, LAPLACE | {"cohort": 2, "calibration": "paper"},
         {"strong_convexity": 0.5, "smoothness": 2.0, "cohort": 1, "calibration": "paper"},
     ],
@@ -79,7 +79,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "ali-dpfl": [FEW],
     "fedsgd-dpc": [
-        {"cohort": 2}, SAMPLED, LAPLACE, LAPLACE | {"cohort": 2}, {"norm": 1, "lr_gamma": 3.0},
+        {"cohort": 2}, SAMPLED, LAPLACE, LAPLACE | {"cohort": 2}, {"norm": 1, "lr_schedule": "inverse:3.0"},
         LAPLACE | {"calibration": "paper"}, SAMPLED | {"cohort": 2, "calibration": "paper"},
     ],
     "dpsgd-fedavg": [{"cohort": 2, "local_steps": 2}, FEW, FEW | {"calibration": "paper"}],

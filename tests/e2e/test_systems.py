@@ -104,7 +104,13 @@ def test_python_does_what_the_command_line_does(name: str, tmp_path: Path) -> No
 OWN: dict[str, dict[str, Any]] = {
     "udp": {"discount": 0.5, "least_gain": 5.0, "epsilon": [2.0, 4.0, 8.0], "delta": [1e-3, 1e-4, 1e-5]},
     "nbafl": {"cohort": 2, "exposures": 2, "epsilon": [2.0, 4.0, 8.0], "clipping": "model"},
-    "dp-fedavg": {"mechanism": "laplace", "cohort": 2, "local_steps": 2, "lr_gamma": 5.0, "epsilon": [2, 4, 8]},
+    "dp-fedavg": {
+        "mechanism": "laplace",
+        "cohort": 2,
+        "local_steps": 2,
+        "lr_schedule": "inverse:5.0",
+        "epsilon": [2, 4, 8],
+    },
     "fedsgd-dpc": {"mechanism": "gaussian", "sampling_rate": 0.5, "cohort": 1, "norm": 1},
     "dpsgd-fedavg": {"noise_multiplier": 3.0, "local_steps": 2, "cohort": 2, "scheduling": "round-robin"},
     "ali-dpfl": {"noise_multiplier": 2.5, "heterogeneity": 0, "local_steps": 2, "clip": 2},
@@ -200,7 +206,7 @@ BAD = {
     "a baseline's paper": (["lei", "--calibration", "paper"], ["calibration must be one of tight"]),
     "half of a theory": (["dp-fedavg", "--set", "smoothness=2"], ["strong_convexity must be given"]),
     "a theory and a rate": (
-        ["fedsgd-dpc", "--lr", "1", "--set", "smoothness=2", "--set", "strong_convexity=1"], ["lr and lr_gamma"],
+        ["fedsgd-dpc", "--lr", "1", "--set", "smoothness=2", "--set", "strong_convexity=1"], ["lr and lr_schedule"],
     ),
     "a discount of one": (["udp", "--set", "discount=1"], ["discount must be above 0 and below 1"]),
     "noise that falls below zero": (["lei", "--set", "noise_fall=1"], ["noise_fall"]),

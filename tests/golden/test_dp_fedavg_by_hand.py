@@ -34,7 +34,7 @@ EPSILONS, DELTA = (1.0, 2.5, 0.5, 4.0), 1e-4
 MU, LAMBDA = 0.8, 0.2  # of the theory: 8λ/μ = 2 < E = 3, so γ = 3
 SCHEDULES = {
     "constant": ({"lr": 0.1}, lambda k: 0.1),
-    "decaying": ({"lr": 0.1, "lr_gamma": 4.0}, lambda k: 0.1 * 4 / (k + 4)),
+    "decaying": ({"lr": 0.1, "lr_schedule": "inverse:4.0"}, lambda k: 0.1 * 4 / (k + 4)),
     "theory, γ = E": ({"strong_convexity": MU, "smoothness": LAMBDA}, lambda k: 2 / (MU * (k + 3))),
     "theory, γ = 8λ/μ": ({"strong_convexity": 2.0, "smoothness": 2.5}, lambda k: 2 / (2.0 * (k + 10))),
 }

@@ -38,7 +38,7 @@ CLASSES, FEATURES = 3, 2
 START = np.linspace(-0.4, 0.4, CLASSES * FEATURES + CLASSES)
 SCHEDULES = {
     "constant": ({"lr": 0.7}, lambda t: 0.7),
-    "decaying": ({"lr": 0.7, "lr_gamma": 1.5}, lambda t: 0.7 * 1.5 / (t + 1.5)),
+    "decaying": ({"lr": 0.7, "lr_schedule": "inverse:1.5"}, lambda t: 0.7 * 1.5 / (t + 1.5)),
     "theory": ({"strong_convexity": 0.8, "smoothness": 1.0}, lambda t: 2 / (0.8 * (t + 2.5))),  # γ = 2λ/μ
 }
 

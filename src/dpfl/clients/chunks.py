@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfl.orders import Gaussian, Order, Poisson, RecordClip
+from dpfl.orders import Full, Gaussian, Order, Poisson, RecordClip
 from dpfl.privacy.exact_noise import Law
 from dpfl.privacy.ledger import Charged
 
@@ -45,8 +45,8 @@ class Chunk:
 
     @property
     def is_sampled(self) -> bool:
-        """Tell whether batches are sampled."""
-        return isinstance(self.order.batch, Poisson)
+        """Tell whether batches are drawn, sampled or shuffled."""
+        return not isinstance(self.order.batch, Full)
 
     @property
     def sampling_rates(self) -> list[float]:

@@ -8,8 +8,8 @@ one by one after all, each client's noise is drawn so that it adds up to just th
 
 import hashlib
 import math
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from itertools import repeat
 from typing import Literal, Protocol
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from dpfl.clients.chunks import Chunk
 from dpfl.clients.pool import Batch, Pool
 from dpfl.clients.uploads import Request
-from dpfl.orders import Gaussian, Order, Poisson
+from dpfl.orders import Gaussian, Order, Poisson, Shuffled
 from dpfl.privacy.exact_noise import Law
 from dpfl.privacy.mechanisms import Source, add_noise, draw, draw_on_device
 from dpfl.streams import Keystream, Streams
@@ -66,6 +66,37 @@ def _fingerprint(order: Order) -> str:
     return hashlib.blake2b(order.to_json().encode(), digest_size=16).hexdigest()
 
 
+def batch_positions(order: Order, records: int, rng: Source) -> Callable[[], NDArray[np.int64]]:
+    """Return what draws a client's next batch, as positions among its records.
+
+    Shuffled batches are taken one after the other from a new order of the records for every pass.
+    """
+    batch = order.batch
+    if isinstance(batch, Poisson):
+        rate = batch.sampling_rate
+        return lambda: np.flatnonzero(rng.random(records) < rate)
+    if isinstance(batch, Shuffled):
+        return partial(next, _shuffled(batch, records, rng))
+    everything = np.arange(records)
+    return lambda: everything
+
+
+def _shuffled(batch: Shuffled, records: int, rng: Source) -> Iterator[NDArray[np.int64]]:
+    size = min(batch.batch_size, records)
+    while True:
+        # Places by sorted uniform numbers: what every source of randomness can give.
+        rows = np.argsort(rng.random(records), kind="stable")
+        for start in range(0, records - size + 1, size):
+            yield rows[start : start + size]
+
+
+def _choosers(chunk: Chunk, sources: Sequence[Source]) -> list[Callable[[], NDArray[np.int64]]]:
+    """Return what draws the batches of each client, where batches are drawn at all."""
+    if not chunk.is_sampled:
+        return []
+    return [batch_positions(paid.order, paid.records, rng) for paid, rng in zip(chunk.paid, sources, strict=True)]
+
+
 class EachClient:
     """Every client draws from its own streams."""
 
@@ -75,12 +106,11 @@ class EachClient:
             [own_stream(streams, purpose, client, request) for client in chunk.clients]
             for purpose in ("batches", "noise")
         )
+        self._choose = _choosers(chunk, self._batches)
 
     def batch(self) -> Batch:
         """Choose each client's records."""
-        clients = zip(self._batches, self._chunk.clients, self._chunk.sampling_rates, strict=True)
-        chosen = [np.flatnonzero(rng.random(self._pool.sizes[client]) < rate) for rng, client, rate in clients]
-        return self._pool.some(self._chunk.clients, chosen)
+        return self._pool.some(self._chunk.clients, [choose() for choose in self._choose])
 
     def add_noise(self, values: Tensor, sizes: Tensor) -> Tensor:
         """Add each client's noise, on the host."""
@@ -98,12 +128,11 @@ class OneStream:
     def __init__(self, streams: Streams, pool: Pool, chunk: Chunk, request: Request, dim: int) -> None:
         self._pool, self._chunk, self._dim = pool, chunk, dim
         self._rng = cohort_stream(streams, "chunk", chunk, request)
+        self._choose = _choosers(chunk, [self._rng] * len(chunk.clients))
 
     def batch(self) -> Batch:
         """Choose each client's records."""
-        clients = zip(self._chunk.clients, self._chunk.sampling_rates, strict=True)
-        chosen = [np.flatnonzero(self._rng.random(self._pool.sizes[client]) < rate) for client, rate in clients]
-        return self._pool.some(self._chunk.clients, chosen)
+        return self._pool.some(self._chunk.clients, [choose() for choose in self._choose])
 
     def add_noise(self, values: Tensor, sizes: Tensor) -> Tensor:
         """Add the noise of all."""
@@ -133,15 +162,20 @@ class OnDevice:
         self.longest = self.room = 0
         self._steps = self._left = chunk.order.steps
         self._drawn: list[Batch] = []
-        if isinstance(chunk.order.batch, Poisson):
+        self._shuffled = isinstance(chunk.order.batch, Shuffled)
+        if chunk.is_sampled:
             sizes = [pool.sizes[client] for client in chunk.clients]
             starts = [pool.starts[client] for client in chunk.clients]
-            self.facts = torch.tensor([sizes, starts, chunk.sampling_rates], dtype=torch.float64)
             self.longest = max(sizes)
-            self.room = self.longest if roomy else max(map(room_for, sizes, chunk.sampling_rates))
+            if self._shuffled:
+                divided = [int(paid.order.divisor(paid.records)) for paid in chunk.paid]
+                self.facts, self.room = torch.tensor([sizes, starts, divided], dtype=torch.float64), max(divided)
+            else:
+                self.facts = torch.tensor([sizes, starts, chunk.sampling_rates], dtype=torch.float64)
+                self.room = self.longest if roomy else max(map(room_for, sizes, chunk.sampling_rates))
 
     def begin(self, facts: Tensor) -> None:
-        """Draw for clients of these sizes, starts and sampling rates, which are on the device now."""
+        """Draw for clients of these sizes, starts and sampling rates (or batch sizes), which are on the device now."""
         self.facts, self.cut = facts, torch.zeros_like(self.cut, device=facts.device)
         self._left, self._drawn = self._steps, []
 
@@ -149,8 +183,19 @@ class OnDevice:
         """Choose each client's records, for as many steps at once as there is room for."""
         if not self._drawn:
             several = max(1, min(self._left, _AT_ONCE // (self._clients * self.longest)))
-            self._drawn, self._left = self._draw(several), self._left - several
+            if self._shuffled:
+                self._drawn = self._shuffle(several)
+            else:
+                self._drawn, self._left = self._draw(several), self._left - several
         return self._drawn.pop()
+
+    def _shuffle(self, most: int) -> list[Batch]:
+        """Shuffle each client's records for its next passes, for `most` of the steps at once, the last step first.
+
+        A client's pass ends where no whole batch is left of it. Clients of other sizes have passes of other lengths,
+        so that all begin one at the same step again only where they are alike: else all steps are drawn at once.
+        """
+        ...
 
     def _draw(self, steps: int) -> list[Batch]:
         """Choose the records whose uniform number is below the rate, and put them side by side.

@@ -6,12 +6,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dpfl.clients.draws import DrawnBy, own_stream
+from dpfl.clients.draws import DrawnBy, batch_positions, own_stream
 from dpfl.clients.uploads import Engine, Request, Separate, Uploads
 from dpfl.federation import Records
 from dpfl.gradients.clipping import clip, sum_of_clipped
 from dpfl.models import Model
-from dpfl.orders import NEEDS, ClientClip, Full, ModelClip, Need, Order, Poisson, Question, RecordClip
+from dpfl.orders import NEEDS, ClientClip, ModelClip, Need, Order, Poisson, Question, RecordClip, Shuffled
 from dpfl.privacy.ledger import Charged
 from dpfl.privacy.mechanisms import Source, add_noise
 from dpfl.streams import Keystream, Streams, layer_randomness
@@ -113,8 +113,9 @@ def perform(
     order = charged.order
     # What a model has moved by is added up by itself: a difference of two models would be rounded before it is noised.
     start, moved = broadcast.double(), torch.zeros_like(broadcast, dtype=torch.float64)
+    positions = batch_positions(order, len(records), batches)
     for rate in order.learning_rates:
-        batch = _draw(order.batch, records, batches)
+        batch = records if (rows := positions()) is None else records.take(torch.from_numpy(rows).to(records.x.device))
         parameters = (start + moved).to(broadcast.dtype)
         gradient = _clipped_gradient(charged, model, parameters, batch, noise, vectorised)
         moved = moved - rate * (gradient + order.proximal * moved)
@@ -133,11 +134,6 @@ def _noised(charged: Charged, value: Tensor, source: Source) -> Tensor:
     return add_noise(value, type(noise), noise.size, source, relative_size=relative)
 
 
-def _draw(batch: Full | Poisson, records: Records, rng: Source) -> Records:
-    if isinstance(batch, Full):
-        return records
-    chosen = torch.from_numpy(rng.random(len(records)) < batch.sampling_rate)
-    return records.take(chosen.to(records.x.device))
 
 
 def _clipped_gradient(

@@ -20,7 +20,7 @@ _ANYWHERE = {"backend": "stacked", "device": "cpu"}  # settings that do not deci
 # Version 1 hashed the config as text, its keys in the order of the fields that release 0.1 had.
 _EVERY = "rounds lr cohort scheduling"
 _PRIVATE = f"{_EVERY} clip epsilon delta calibration"
-_QUERIED = f"{_PRIVATE} mechanism norm lr_gamma strong_convexity smoothness"
+_QUERIED = f"{_PRIVATE} mechanism norm strong_convexity smoothness"  # and lr_gamma, which no kept cell had
 _OPTIONS_OF_0_1 = {
     "fedavg": f"{_EVERY} local_steps sampling_rate",
     "fedsgd": _EVERY,

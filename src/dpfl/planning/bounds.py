@@ -113,7 +113,7 @@ def contract(start: float, shrinks: ArrayLike, added: ArrayLike) -> float:
 
 def at_unit_rate(system: Q) -> Q:
     """Return the system with learning rate 1, at which the theorems take their noise."""
-    return replace(system, lr=1.0, lr_gamma=None, strong_convexity=None, smoothness=None)
+    return replace(system, lr=1.0, lr_schedule="constant", strong_convexity=None, smoothness=None)
 
 
 def theorys_rates(system: QueriedSystem, strong_convexity: float, smoothness: float) -> bool:

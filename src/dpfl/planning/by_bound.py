@@ -21,6 +21,7 @@ from dpfl.privacy.certificate import Certificate, finite
 from dpfl.rehearsal import rehearse
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, PrivateSystem
+from dpfl.systems.queried import QueriedSystem
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,11 @@ def plan_by_bound(task: Task, *, form: Form = "general", constants: Constants | 
             f"server_optimiser must be plain averaging for the bound of {task.system.name}, which knows no other"
             f" server, was {task.system.server_optimiser!r} with server_lr, server_momentum or averaged; leave them"
             " out, or use --method pilot"
+        )
+    if task.system.lr_schedule != "constant" and not isinstance(task.system, QueriedSystem):
+        raise Void(
+            f"lr_schedule must be 'constant' for the bound of {task.system.name}, which is for one learning rate, was"
+            f" {task.system.lr_schedule!r}; leave it out, or use --method pilot"
         )
     planner = PLANNERS[task.system.name]
     model = task.model()

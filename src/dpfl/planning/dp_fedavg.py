@@ -138,10 +138,10 @@ def predicted(system: DPFedAvg, facts: Facts, constants: Constants, form: Form) 
         )  # fmt: skip
     rates = np.asarray(system.rates(0, system.rounds * local))
     require_below("lr", float(rates.max()), 1 / (4 * smoothness), "1/(4λ)", system.name)
-    if rates[0] > 2 * rates[local - 1]:
+    if (rates[::local] > 2 * rates[local - 1 :: local]).any():
         raise Void(
-            f"lr_gamma must be so large that a rate falls by no more than half within a round of {local} steps, was"
-            f" {system.lr_gamma}; use {local - 1} or more, or fewer local steps"
+            f"lr_schedule must fall so slowly that a rate falls by no more than half within a round of {local} steps,"
+            f" was {system.lr_schedule!r}; use inverse:{max(local - 1, 1)} or more, or fewer local steps"
         )
     # The one-step inequality of the paper's proof with the rates that are really used; noise comes once a round.
     added = rates**2 * omega

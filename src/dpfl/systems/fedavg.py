@@ -25,5 +25,5 @@ class FedAvg(System[State]):
 
     def orders(self, state: State) -> dict[int, Order]:
         """Order the same plain local training from everyone."""
-        order = Order(steps=self.local_steps, learning_rate=self.lr, batch=batch_of(self.sampling_rate))
+        order = Order(steps=self.local_steps, learning_rate=self.rate(state.round), batch=batch_of(self.sampling_rate))
         return dict.fromkeys(state.cohort, order)

@@ -29,7 +29,7 @@ class FedProx(System[State]):
         """Order the same proximal local training from everyone."""
         order = Order(
             steps=self.local_steps,
-            learning_rate=self.lr,
+            learning_rate=self.rate(state.round),
             batch=batch_of(self.sampling_rate),
             proximal=self.proximal,
         )

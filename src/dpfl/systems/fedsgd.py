@@ -17,4 +17,4 @@ class FedSGD(System[State]):
 
     def orders(self, state: State) -> dict[int, Order]:
         """Order one plain step from everyone."""
-        return dict.fromkeys(state.cohort, Order(steps=1, learning_rate=self.lr))
+        return dict.fromkeys(state.cohort, Order(steps=1, learning_rate=self.rate(state.round)))

@@ -27,15 +27,14 @@ class QueriedState(State):
 class QueriedSystem(PrivateSystem[QueriedState]):
     """K clients in turn, update weights (N/K)·n_i/n, and a choice of noise and of learning rates.
 
-    Rates are η_k = lr·γ/(k + γ) for local step k = 0, 1, … of the whole training, or lr throughout where γ is left out.
-    The theory's are 2/(μ(k + γ)), with a γ of each paper's own: give μ and λ instead of lr.
+    Rates follow `lr_schedule` step by step: with inverse:γ they are lr·γ/(k + γ) for local step k = 0, 1, … of the
+    whole training. The theory's are 2/(μ(k + γ)), with a γ of each paper's own: give μ and λ instead of lr.
     """
 
     mechanism: NoiseLaw = "gaussian"
     norm: int | None = None  # of the clip: 1 for Laplace noise; 2, or 1, for Gaussian noise
     scheduling: Literal["random", "round-robin", "poisson"] = "round-robin"
     lr: float | None = None
-    lr_gamma: float | None = None  # γ; None: the rate does not decay
     strong_convexity: float | None = None  # μ of the loss, for the theory's rates
     smoothness: float | None = None  # λ of the loss, for the theory's rates
 
@@ -71,17 +70,15 @@ class QueriedSystem(PrivateSystem[QueriedState]):
         if theory == (None, None):
             if self.lr is None:
                 object.__setattr__(self, "lr", self.usual_lr)
-            if self.lr_gamma is not None:
-                require_positive("lr_gamma", self.lr_gamma, "leave it out for a rate that does not decay")
             return
         for field, value in zip(("strong_convexity", "smoothness"), theory, strict=True):
             if value is None:
                 raise BadInput(f"{field} must be given for the theory's rates, was left out; give both or neither")
             require_positive(field, value, "estimate it on public data")
-        if self.lr is not None or self.lr_gamma is not None:
+        if self.lr is not None or self.lr_schedule != "constant":
             raise BadInput(
-                "lr and lr_gamma must be left out with the theory's rates, which follow from strong_convexity and"
-                f" smoothness, were {self.lr!r} and {self.lr_gamma!r}; give the one or the other"
+                "lr and lr_schedule must be left out with the theory's rates, which follow from strong_convexity and"
+                f" smoothness, were {self.lr!r} and {self.lr_schedule!r}; give the one or the other"
             )
 
     @property
@@ -96,14 +93,10 @@ class QueriedSystem(PrivateSystem[QueriedState]):
 
     def rates(self, done: int, steps: int) -> tuple[float, ...]:
         """Return the rates of the next local steps, after `done` of the whole training."""
-        if self.strong_convexity is not None and self.smoothness is not None:
-            gamma = self.theory_gamma(self.strong_convexity, self.smoothness)
-            first = 2 / (self.strong_convexity * gamma)
-        else:
-            assert self.lr is not None
-            first, gamma = self.lr, self.lr_gamma or 0.0
-        if not gamma:
-            return (first,) * steps
+        if self.strong_convexity is None or self.smoothness is None:
+            return tuple(map(self.rate, range(done, done + steps)))
+        gamma = self.theory_gamma(self.strong_convexity, self.smoothness)
+        first = 2 / (self.strong_convexity * gamma)
         return tuple(first * gamma / (step + gamma) for step in range(done, done + steps))
 
     def begin(self, problem: Problem, model: Tensor, feedback: Feedback) -> QueriedState:

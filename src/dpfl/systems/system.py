@@ -9,20 +9,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Generic, Literal, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 from torch import Tensor
 
 from dpfl.errors import BadInput, require_count, require_fraction, require_positive
 from dpfl.federation import CohortRule, Everyone, PoissonCohort, RandomK, RoundRobin, Schedule
 from dpfl.options import fit_fields
-from dpfl.orders import UNPAID, Full, Gaussian, Need, Order, Poisson, Question
+from dpfl.orders import UNPAID, Full, Gaussian, Need, Order, Poisson, Question, Shuffled
 from dpfl.privacy.accounting import NoiseLaw
 from dpfl.privacy.budget import Budget, Calibration, Promise, budgets, require_budgets
 from dpfl.server.optimiser import Kind, Memory, ServerOptimiser
+from dpfl.systems import decay
 
 # An option that came after the first results were kept: at its default it changes none of them.
 ADDED = {"added": "0.2"}
+ADDED_0_3 = {"added": "0.3"}
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,9 @@ class System(ABC, Generic[S]):
     averaged: float = field(
         default=0.0, metadata=ADDED
     )  # the last part of the rounds whose models are averaged; 0: the last model alone
+    lr_schedule: str = field(
+        default="constant", metadata=ADDED_0_3
+    )  # how lr falls: constant, inverse-sqrt, inverse:GAMMA or step:EVERY:FACTOR (`dpfl.systems.decay`)
 
     def __post_init__(self) -> None:
         """Check the options; a system that adds some checks them too."""
@@ -102,6 +107,7 @@ class System(ABC, Generic[S]):
         require_count("rounds", self.rounds, "train for at least one round")
         if self.lr is not None:
             require_positive("lr", self.lr, "try 0.1")
+        decay.factor(self.lr_schedule, 0)
         if self.cohort is not None:
             require_count("cohort", self.cohort, "leave it out for all clients")
         if self.server_lr is not None:
@@ -109,6 +115,11 @@ class System(ABC, Generic[S]):
         require_positive("server_adaptivity", self.server_adaptivity, "try 1e-3")
         for name in ("server_momentum", "server_second_momentum", "averaged"):
             require_fraction(name, getattr(self, name), "use 0 for none")
+
+    def rate(self, done: int) -> float:
+        """Return the learning rate of the round after `done` rounds, as `lr_schedule` has it."""
+        assert self.lr is not None
+        return self.lr * decay.factor(self.lr_schedule, done)
 
     @abstractmethod
     def orders(self, state: S) -> dict[int, Order]:
@@ -211,6 +222,17 @@ def questions_in(needs: Collection[Need]) -> tuple[Question, ...]:
 def batch_of(sampling_rate: float | None) -> Full | Poisson:
     """Return Poisson batches at this rate, or full batches for None."""
     return Full() if sampling_rate is None else Poisson(sampling_rate)
+
+
+def local_training(local_steps: int, local_epochs: int | None, batch_size: int | None, records: int) -> dict[str, Any]:
+    """Return the steps and batches of an order: so many steps, or so many passes over a client's shuffled records.
+
+    batch_size: records a step; None for all of them, where a pass is a step.
+    """
+    batch = Full() if batch_size is None else Shuffled(batch_size)
+    if local_epochs is None:
+        return {"steps": local_steps, "batch": batch}
+    return {"steps": local_epochs if isinstance(batch, Full) else batch.passes(local_epochs, records), "batch": batch}
 
 
 def planned_replies(problem: Problem, first: int, last: int) -> list[int]:

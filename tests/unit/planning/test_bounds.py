@@ -423,9 +423,9 @@ def test_contracting_passes_over_a_factor_of_zero() -> None:
     assert contract(5.0, [0.5, 0.0, 0.5], [1.0, 2.0, 3.0]) == 4.0
 
 
-def theorys_rates(gamma: float, mu: float) -> dict[str, float]:
+def theorys_rates(gamma: float, mu: float) -> dict[str, float | str]:
     """Return 2/(μ(k + γ)) as lr·γ/(k + γ), a hair smaller so that rounding does not lift it above its limit."""
-    return {"lr": 2 / (mu * gamma) * (1 - 1e-12), "lr_gamma": gamma}
+    return {"lr": 2 / (mu * gamma) * (1 - 1e-12), "lr_schedule": f"inverse:{gamma}"}
 
 
 @each("rounds", [1, 5, 300])
@@ -499,7 +499,13 @@ def test_recursions_at_a_constant_rate_by_hand(steps: int) -> None:
 
 def test_decaying_rates_noise_a_round_by_its_first_rate() -> None:
     system = DPFedAvg(
-        rounds=3, local_steps=2, lr=0.1, lr_gamma=5.0, mechanism="laplace", calibration="paper", epsilon=1.0
+        rounds=3,
+        local_steps=2,
+        lr=0.1,
+        lr_schedule="inverse:5.0",
+        mechanism="laplace",
+        calibration="paper",
+        epsilon=1.0,
     )
     rates, noise = [0.1 * 5 / (k + 5) for k in range(6)], 2 * DIM * 6 * (2 * 3) ** 2 / 36
     nothing = without(gradient_bound=0.0, heterogeneity=0.0, initial_distance=0.0)
@@ -659,20 +665,26 @@ def test_dp_fedavgs_bound_is_within_reach_of_what_noise_does() -> None:
 
 @each("problem", PROBLEMS)
 @each("cohort", [2, None])
-@each("decay", [None, 10.0])
+@each("decay", ["constant", "inverse:10"])
 @each("epsilon", [0.5, 50.0])
 def test_models_stay_below_what_is_predicted_for_rates_of_ones_own(
-    problem: str, cohort: int | None, decay: float | None, epsilon: float
+    problem: str, cohort: int | None, decay: str, epsilon: float
 ) -> None:
     curvatures, options = PROBLEMS[problem]
     task = quadratic(curvatures, **options)
     facts = Facts((SIZE,) * 5, len(curvatures), Streams(3))
-    dpc = FedSGDDPC(rounds=20, cohort=cohort, lr=0.8 / max(curvatures), lr_gamma=decay, epsilon=epsilon)
+    dpc = FedSGDDPC(rounds=20, cohort=cohort, lr=0.8 / max(curvatures), lr_schedule=decay, epsilon=epsilon)
     fedavg = DPFedAvg(
-        rounds=6, local_steps=4, cohort=cohort, lr=0.24 / max(curvatures), lr_gamma=decay, epsilon=epsilon, clip=0.1
+        rounds=6,
+        local_steps=4,
+        cohort=cohort,
+        lr=0.24 / max(curvatures),
+        lr_schedule=decay,
+        epsilon=epsilon,
+        clip=0.1,
     )
     for system, steps, module in ((dpc, 1, fedsgd_dpc), (fedavg, 4, dp_fedavg)):
-        noise = round_noise(replace(system, lr=1.0, lr_gamma=None), facts)
+        noise = round_noise(replace(system, lr=1.0, lr_schedule="constant"), facts)
         rates = [list(system.rates(t * steps, steps)) for t in range(system.rounds)]
         w, longest = task.trained(rates, cohort or 5, noise, seed=2)
         bound = module.predicted(system, facts, replace(task.known, gradient_bound=longest), "general")
@@ -718,9 +730,9 @@ def test_a_loss_without_curvature_is_refused_by_nbafl(value: float, cohort: int 
 RATES = [  # the largest rate that is allowed where L = 2, and whether it is allowed itself
     (UDP(lr=1.0), udp, "2/L", "below", 1.0, False),
     (FedSGDDPC(lr=1.0), fedsgd_dpc, "1/λ", "at most", 0.5, True),
-    (FedSGDDPC(lr=1.0, lr_gamma=8.0), fedsgd_dpc, "1/λ", "at most", 0.5, True),
+    (FedSGDDPC(lr=1.0, lr_schedule="inverse:8.0"), fedsgd_dpc, "1/λ", "at most", 0.5, True),
     (DPFedAvg(lr=1.0), dp_fedavg, "1/(4λ)", "at most", 0.125, True),
-    (DPFedAvg(lr=1.0, lr_gamma=8.0), dp_fedavg, "1/(4λ)", "at most", 0.125, True),
+    (DPFedAvg(lr=1.0, lr_schedule="inverse:8.0"), dp_fedavg, "1/(4λ)", "at most", 0.125, True),
 ]
 
 
@@ -892,7 +904,7 @@ def test_the_largest_rate_that_is_allowed_is_not_refused_for_rounding(kind: str)
     system, module = PLANNED[kind]
     for smoothness in np.geomspace(0.6, 60, 100):
         limit = 1 / smoothness if kind == "fedsgd-dpc" else 1 / (4 * smoothness)
-        decaying = replace(system, lr=float(limit), lr_gamma=7.3)  # type: ignore[type-var]
+        decaying = replace(system, lr=float(limit), lr_schedule="inverse:7.3")  # type: ignore[type-var]
         assert module.predicted(decaying, EQUAL, without(smoothness=float(smoothness)), "general") > 0
 
 

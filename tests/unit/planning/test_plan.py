@@ -523,8 +523,8 @@ def test_a_void_bound_names_the_inequality_for_the_numbers_as_given() -> None:
         planned("dp-fedavg", lr=0.2)
     with pytest.raises(Void, match=r"^lr must be at most 1/λ = 0.5 for the bound of fedsgd-dpc to hold, was 0.6"):
         planned("fedsgd-dpc", lr=0.6)
-    with pytest.raises(Void, match=r"^lr_gamma must be so large .* within a round of 10 steps, was 2"):
-        planned("dp-fedavg", lr=0.1, lr_gamma=2.0, local_steps=10, fixed=("local_steps",))
+    with pytest.raises(Void, match=r"^lr_schedule must fall so slowly .* within a round of 10 steps, was 'inverse:2"):
+        planned("dp-fedavg", lr=0.1, lr_schedule="inverse:2.0", local_steps=10, fixed=("local_steps",))
     for system in ("ali-dpfl", "dp-fedavg", "fedsgd-dpc"):
         with pytest.raises(Void, match=r"^strong_convexity \(μ\) must be above 0"):
             planned(system, **BOUNDED[system], constants=replace(CONSTANTS, strong_convexity=0.0))

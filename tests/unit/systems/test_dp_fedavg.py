@@ -87,7 +87,7 @@ def test_the_papers_average_count_is_too_small_for_those_who_answer_more() -> No
 
 def test_rates_that_decay_cost_what_they_add_up_to() -> None:
     # Noise is for the largest rate of the round, E·max η; the clipping proves 2·Σ η.
-    options = {"lr": 0.3, "lr_gamma": 2.0, "local_steps": 3, "rounds": 4}
+    options = {"lr": 0.3, "lr_schedule": "inverse:2.0", "local_steps": 3, "rounds": 4}
     system = DPFedAvg(mechanism="laplace", calibration="paper", epsilon=1.0, clip=2.0, **options)
     spent = 0.0
     for t in range(4):
@@ -109,7 +109,9 @@ def test_published_noise_promises_and_claims_half_the_sensitivity(mechanism: str
 # What exact noise is worth.
 
 
-@each("schedule", [{"lr": 0.2}, {"lr": 0.2, "lr_gamma": 3.0}, {"strong_convexity": 0.5, "smoothness": 2.0}])
+@each(
+    "schedule", [{"lr": 0.2}, {"lr": 0.2, "lr_schedule": "inverse:3.0"}, {"strong_convexity": 0.5, "smoothness": 2.0}]
+)
 @each("mechanism", ["laplace", "gaussian"])
 @each("cohort", [None, 2, 4])
 def test_exact_noise_spends_each_budget_and_no_more(mechanism: str, schedule: dict, cohort: int | None) -> None:
@@ -236,7 +238,7 @@ def test_variance_of_the_published_noise(rounds: int, cohort: int) -> None:
 
 
 def test_variance_follows_the_largest_rate_of_each_round() -> None:
-    rates = {"lr": 0.3, "lr_gamma": 5.0, "local_steps": 2}
+    rates = {"lr": 0.3, "lr_schedule": "inverse:5.0", "local_steps": 2}
     system = DPFedAvg(mechanism="laplace", calibration="paper", rounds=4, epsilon=2.0, **rates)
     expected = [
         2 * DIM * N * (0.3 * 5 / (2 * t + 5) * 2) ** 2 * 4**2 * MEAN_SQUARE / (ALL**2 * 2.0**2) for t in range(4)
@@ -280,9 +282,9 @@ def test_exact_laplace_noise_is_twice_the_published_where_every_count_is_whole()
         ({"lr": 0.0}, "lr"),
         ({"lr": -1.0}, "lr"),
         ({"lr": math.nan}, "lr"),
-        ({"lr_gamma": 0.0}, "lr_gamma"),
-        ({"lr_gamma": -2.0}, "lr_gamma"),
-        ({"lr_gamma": math.inf}, "lr_gamma"),
+        ({"lr_schedule": "inverse:0.0"}, "lr_schedule"),
+        ({"lr_schedule": "inverse:-2"}, "lr_schedule"),
+        ({"lr_schedule": "inverse:inf"}, "lr_schedule"),
         ({"strong_convexity": 0.0, "smoothness": 1.0}, "strong_convexity"),
         ({"strong_convexity": 1.0, "smoothness": -1.0}, "smoothness"),
         ({"strong_convexity": 1.0, "smoothness": math.nan}, "smoothness"),
@@ -302,9 +304,11 @@ def test_a_clip_in_l2_is_refused_for_laplace_noise_with_the_reason() -> None:
     assert DPFedAvg(mechanism="gaussian", norm=1).norm_order == 1
 
 
-@each("given", [{"lr": 0.1}, {"lr_gamma": 2.0}, {"lr": 0.1, "lr_gamma": 2.0}])
+@each("given", [{"lr": 0.1}, {"lr_schedule": "inverse:2.0"}, {"lr": 0.1, "lr_schedule": "inverse:2.0"}])
 def test_rates_of_theory_and_rates_of_ones_own_are_refused_with_the_reason(given: dict) -> None:
-    with pytest.raises(BadInput, match=r"^lr and lr_gamma must be left out with the theory's rates, which follow from"):
+    with pytest.raises(
+        BadInput, match=r"^lr and lr_schedule must be left out with the theory's rates, which follow from"
+    ):
         DPFedAvg(strong_convexity=1.0, smoothness=2.0, **given)
 
 

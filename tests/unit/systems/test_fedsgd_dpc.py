@@ -95,7 +95,9 @@ def test_samples_make_the_papers_gaussian_noise_worth_more() -> None:
 def test_exact_noise_spends_each_budget_and_no_more(mechanism: str, cohort: int | None) -> None:
     epsilon = (0.1, 0.5, 1.0, 3.0, 8.0, 30.0)
     delta = None if mechanism == "laplace" else (1e-3, 1e-5, 1e-2, 1e-3, 1e-8, 1e-1)
-    system = FedSGDDPC(mechanism=mechanism, rounds=7, cohort=cohort, epsilon=epsilon, delta=delta, lr_gamma=3.0)
+    system = FedSGDDPC(
+        mechanism=mechanism, rounds=7, cohort=cohort, epsilon=epsilon, delta=delta, lr_schedule="inverse:3.0"
+    )
     for line, granted in zip(certified(system).spending, epsilon, strict=True):
         assert granted * (1 - 1e-6) <= line.server_epsilon <= granted * (1 + 1e-12)
 
@@ -154,7 +156,7 @@ def test_an_order_is_one_step_on_clipped_record_gradients(
 
 def test_rounds_are_the_steps_of_the_schedule() -> None:
     theory = FedSGDDPC(rounds=3, strong_convexity=0.5, smoothness=1.0, epsilon=1.0)  # γ = 2λ/μ = 4
-    own = FedSGDDPC(rounds=3, lr=0.9, lr_gamma=4.0, epsilon=1.0)
+    own = FedSGDDPC(rounds=3, lr=0.9, lr_schedule="inverse:4.0", epsilon=1.0)
     for system, first in ((theory, 2 / (0.5 * 4)), (own, 0.9)):
         rates = [orders[0].learning_rates for _, orders in rounds_of(system)]
         assert rates == [pytest.approx((first * 4 / (t + 4),)) for t in range(3)]
@@ -234,7 +236,7 @@ def test_variance_of_the_published_noise(rounds: int, cohort: int, sampling_rate
         ({"scheduling": "alphabetical"}, "scheduling"),
         ({"calibration": "papper"}, "calibration"),
         ({"lr": 0.0}, "lr"),
-        ({"lr_gamma": 0.0}, "lr_gamma"),
+        ({"lr_schedule": "inverse:0.0"}, "lr_schedule"),
         ({"strong_convexity": -1.0, "smoothness": 1.0}, "strong_convexity"),
         ({"strong_convexity": 1.0, "smoothness": math.inf}, "smoothness"),
         ({"strong_convexity": 1.0}, "smoothness"),
@@ -256,9 +258,11 @@ def test_samples_are_refused_for_laplace_noise_with_the_reason() -> None:
         FedSGDDPC(mechanism="laplace", sampling_rate=0.5)
 
 
-@each("given", [{"lr": 0.1}, {"lr_gamma": 2.0}, {"lr": 0.1, "lr_gamma": 2.0}])
+@each("given", [{"lr": 0.1}, {"lr_schedule": "inverse:2.0"}, {"lr": 0.1, "lr_schedule": "inverse:2.0"}])
 def test_rates_of_theory_and_rates_of_ones_own_are_refused_with_the_reason(given: dict) -> None:
-    with pytest.raises(BadInput, match=r"^lr and lr_gamma must be left out with the theory's rates, which follow from"):
+    with pytest.raises(
+        BadInput, match=r"^lr and lr_schedule must be left out with the theory's rates, which follow from"
+    ):
         FedSGDDPC(strong_convexity=1.0, smoothness=2.0, **given)
 
 
