@@ -80,7 +80,11 @@ class Shuffled:
         >>> Shuffled(128).passes(10, 800), Shuffled(128).passes(2, 50)
         (60, 2)
         """
-        return epochs * max(1, records // self.batch_size)
+        return epochs * (records // self.taken(records))
+
+    def taken(self, records: int) -> int:
+        """Return how many of so many records a batch holds: all, where there are fewer."""
+        return min(self.batch_size, records)
 
 
 @dataclass(frozen=True)
@@ -209,7 +213,7 @@ class Order:
         The bound is derived and the client divides with this one number; were there two, the bound could be wrong.
         """
         if isinstance(self.batch, Shuffled):
-            return float(min(records, self.batch.batch_size))
+            return float(self.batch.taken(records))
         return records * (self.batch.sampling_rate if isinstance(self.batch, Poisson) else 1.0)
 
     def to_json(self) -> str:

@@ -30,7 +30,7 @@ from dpfl.federation import Federation, Records
 from dpfl.gradients.capabilities import Capabilities, capabilities_of
 from dpfl.models import Model
 from dpfl.models.architectures import cross_entropy, hinge, squared_error
-from dpfl.orders import ClientClip, Full, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
+from dpfl.orders import ClientClip, Full, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip, Shuffled
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams
 from dpfl.systems import SYSTEMS, PrivateSystem, System
@@ -144,7 +144,11 @@ def orders(draw: Any, clients: int, *, noise: bool, sampled: bool) -> list[Order
     steps = draw(st.integers(1, 4))
     law = draw(st.sampled_from([None, Gaussian, Laplace])) if noise else None
     noise_on = draw(st.sampled_from(["step", "upload"]))
-    poisson = sampled and draw(st.booleans())
+    batches = st.just(Full())
+    if sampled and draw(st.booleans()):
+        batches = st.builds(Poisson, st.floats(0.1, 1.0))
+    elif sampled and clip is not RecordClip and draw(st.booleans()):
+        batches = st.builds(Shuffled, st.integers(1, 4))
     pulled, shared = draw(st.booleans()), draw(st.booleans())
     found = []
     for _ in range(1 if shared else clients):
@@ -152,7 +156,7 @@ def orders(draw: Any, clients: int, *, noise: bool, sampled: bool) -> list[Order
         found.append(Order(
             steps=steps,
             learning_rate=draw(st.sampled_from([schedule, schedule[0]])),
-            batch=Poisson(draw(st.floats(0.1, 1.0))) if poisson else Full(),
+            batch=draw(batches),
             clip=None if clip is None else clip(4 * draw(numbers), norm),
             noise=None if law is None else law(draw(numbers)),
             noise_on=noise_on,

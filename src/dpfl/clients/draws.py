@@ -22,7 +22,7 @@ from torch import Tensor
 from dpfl.clients.chunks import Chunk
 from dpfl.clients.pool import Batch, Pool
 from dpfl.clients.uploads import Request
-from dpfl.orders import Gaussian, Order, Poisson, Shuffled
+from dpfl.orders import Full, Gaussian, Order, Poisson, Shuffled
 from dpfl.privacy.exact_noise import Law
 from dpfl.privacy.mechanisms import Source, add_noise, draw, draw_on_device
 from dpfl.streams import Keystream, Streams
@@ -66,19 +66,15 @@ def _fingerprint(order: Order) -> str:
     return hashlib.blake2b(order.to_json().encode(), digest_size=16).hexdigest()
 
 
-def batch_positions(order: Order, records: int, rng: Source) -> Callable[[], NDArray[np.int64]]:
+def batch_positions(batch: Poisson | Shuffled, records: int, rng: Source) -> Callable[[], NDArray[np.int64]]:
     """Return what draws a client's next batch, as positions among its records.
 
     Shuffled batches are taken one after the other from a new order of the records for every pass.
     """
-    batch = order.batch
     if isinstance(batch, Poisson):
         rate = batch.sampling_rate
         return lambda: np.flatnonzero(rng.random(records) < rate)
-    if isinstance(batch, Shuffled):
-        return partial(next, _shuffled(batch, records, rng))
-    everything = np.arange(records)
-    return lambda: everything
+    return partial(next, _shuffled(batch, records, rng))
 
 
 def _shuffled(batch: Shuffled, records: int, rng: Source) -> Iterator[NDArray[np.int64]]:
@@ -90,11 +86,13 @@ def _shuffled(batch: Shuffled, records: int, rng: Source) -> Iterator[NDArray[np
             yield rows[start : start + size]
 
 
-def _choosers(chunk: Chunk, sources: Sequence[Source]) -> list[Callable[[], NDArray[np.int64]]]:
-    """Return what draws the batches of each client, where batches are drawn at all."""
-    if not chunk.is_sampled:
-        return []
-    return [batch_positions(paid.order, paid.records, rng) for paid, rng in zip(chunk.paid, sources, strict=True)]
+def _choosers(chunk: Chunk, pool: Pool, sources: Sequence[Source]) -> list[Callable[[], NDArray[np.int64]]]:
+    """Return what draws the batches of each client; nothing where all its records are one."""
+    return [
+        batch_positions(paid.order.batch, pool.sizes[client], rng)
+        for client, paid, rng in zip(chunk.clients, chunk.paid, sources, strict=True)
+        if not isinstance(paid.order.batch, Full)
+    ]
 
 
 class EachClient:
@@ -106,7 +104,7 @@ class EachClient:
             [own_stream(streams, purpose, client, request) for client in chunk.clients]
             for purpose in ("batches", "noise")
         )
-        self._choose = _choosers(chunk, self._batches)
+        self._choose = _choosers(chunk, pool, self._batches)
 
     def batch(self) -> Batch:
         """Choose each client's records."""
@@ -128,7 +126,7 @@ class OneStream:
     def __init__(self, streams: Streams, pool: Pool, chunk: Chunk, request: Request, dim: int) -> None:
         self._pool, self._chunk, self._dim = pool, chunk, dim
         self._rng = cohort_stream(streams, "chunk", chunk, request)
-        self._choose = _choosers(chunk, [self._rng] * len(chunk.clients))
+        self._choose = _choosers(chunk, pool, [self._rng] * len(chunk.clients))
 
     def batch(self) -> Batch:
         """Choose each client's records."""
@@ -160,16 +158,20 @@ class OnDevice:
         self.facts = torch.zeros(0)  # size, start and sampling rate of each client
         self.cut = torch.zeros((), dtype=torch.bool)  # whether a batch did not fit
         self.longest = self.room = 0
+        self.passes = 0  # over the records of those who are through with them soonest, where batches are shuffled
         self._steps = self._left = chunk.order.steps
         self._drawn: list[Batch] = []
-        self._shuffled = isinstance(chunk.order.batch, Shuffled)
         if chunk.is_sampled:
             sizes = [pool.sizes[client] for client in chunk.clients]
             starts = [pool.starts[client] for client in chunk.clients]
             self.longest = max(sizes)
-            if self._shuffled:
-                divided = [int(paid.order.divisor(paid.records)) for paid in chunk.paid]
-                self.facts, self.room = torch.tensor([sizes, starts, divided], dtype=torch.float64), max(divided)
+            if isinstance(chunk.order.batch, Shuffled):
+                batches = [paid.order.batch for paid in chunk.paid]
+                taken = [batch.taken(size) for batch, size in zip(batches, sizes, strict=True)]  # type: ignore[union-attr]
+                self.facts, self.room = torch.tensor([sizes, starts, taken], dtype=torch.float64), max(taken)
+                self.passes = max(
+                    math.ceil(self._steps / (size // few)) for size, few in zip(sizes, taken, strict=True)
+                )
             else:
                 self.facts = torch.tensor([sizes, starts, chunk.sampling_rates], dtype=torch.float64)
                 self.room = self.longest if roomy else max(map(room_for, sizes, chunk.sampling_rates))
@@ -181,21 +183,33 @@ class OnDevice:
 
     def batch(self) -> Batch:
         """Choose each client's records, for as many steps at once as there is room for."""
-        if not self._drawn:
+        if not self._drawn and self.passes:
+            self._drawn = self._shuffle()
+        elif not self._drawn:
             several = max(1, min(self._left, _AT_ONCE // (self._clients * self.longest)))
-            if self._shuffled:
-                self._drawn = self._shuffle(several)
-            else:
-                self._drawn, self._left = self._draw(several), self._left - several
+            self._drawn, self._left = self._draw(several), self._left - several
         return self._drawn.pop()
 
-    def _shuffle(self, most: int) -> list[Batch]:
-        """Shuffle each client's records for its next passes, for `most` of the steps at once, the last step first.
+    def _shuffle(self) -> list[Batch]:
+        """Shuffle each client's records for all its passes, and return the batches of the round, the last step first.
 
-        A client's pass ends where no whole batch is left of it. Clients of other sizes have passes of other lengths,
-        so that all begin one at the same step again only where they are alike: else all steps are drawn at once.
+        A client's pass ends where no whole batch is left of it, so that clients of other sizes begin theirs at other
+        steps.
         """
-        ...
+        sizes, starts, taken = self.facts[:, :, None].long()
+        shape = (self.passes, self._clients, self.longest)
+        keys = torch.rand(shape, dtype=torch.float64, device=sizes.device, generator=self._rng)
+        each = torch.arange(self.longest, device=sizes.device)
+        shuffled = torch.where(each < sizes, keys, 2.0).argsort(dim=2)  # what is nobody's comes last
+        place, client = torch.arange(self.room, device=sizes.device), torch.arange(self._clients, device=sizes.device)
+        drawn = []
+        for step in reversed(range(self._steps)):
+            one_pass = sizes // taken
+            at = (step % one_pass * taken + place).clamp(max=self.longest - 1)
+            rows = starts + shuffled[(step // one_pass)[:, 0], client].gather(1, at)
+            rows = torch.where(place < taken, rows, self._pool.gap).flatten()
+            drawn.append(Batch(rows, (rows != self._pool.gap).to(self._pool.x.dtype)))
+        return drawn
 
     def _draw(self, steps: int) -> list[Batch]:
         """Choose the records whose uniform number is below the rate, and put them side by side.

@@ -17,7 +17,7 @@ from dpfl.federation import Records
 from dpfl.gradients.clipping import clip_rows
 from dpfl.gradients.layered import Layered
 from dpfl.gradients.least_squares import Moments
-from dpfl.orders import ClientClip, ModelClip, Norm, Order, Poisson, RecordClip
+from dpfl.orders import ClientClip, Full, ModelClip, Norm, Order, RecordClip
 
 AddNoise = Callable[[Tensor, Tensor], Tensor]  # to the clients' values [k, d], of the sizes [k, 1]
 
@@ -139,7 +139,7 @@ class LocalSteps:
         if isinstance(order.clip, RecordClip):
             bound = numbers.clip_norms.expand(-1, count // clients).flatten(), order.clip.norm
             powers = partial(self.pool.powers, order.clip.norm, batch.rows)
-        careful = self.careful or (bound is None and isinstance(order.batch, Poisson))  # whose gaps are zeros
+        careful = self.careful or (bound is None and not isinstance(order.batch, Full))  # whose gaps are zeros
         if parameters.ndim == 1 and sums > 1 and parameters.is_cuda:
             parameters = parameters.expand(clients, -1)  # with sums apart, batched products are faster from the start
         return sums_of(

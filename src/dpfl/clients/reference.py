@@ -1,6 +1,6 @@
 """The reference client: the papers' local training as a plain loop. Every faster client must agree with it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ from dpfl.clients.uploads import Engine, Request, Separate, Uploads
 from dpfl.federation import Records
 from dpfl.gradients.clipping import clip, sum_of_clipped
 from dpfl.models import Model
-from dpfl.orders import NEEDS, ClientClip, ModelClip, Need, Order, Poisson, Question, RecordClip, Shuffled
+from dpfl.orders import NEEDS, ClientClip, Full, ModelClip, Need, Order, Poisson, Question, RecordClip, Shuffled
 from dpfl.privacy.ledger import Charged
 from dpfl.privacy.mechanisms import Source, add_noise
 from dpfl.streams import Keystream, Streams, layer_randomness
@@ -113,9 +113,9 @@ def perform(
     order = charged.order
     # What a model has moved by is added up by itself: a difference of two models would be rounded before it is noised.
     start, moved = broadcast.double(), torch.zeros_like(broadcast, dtype=torch.float64)
-    positions = batch_positions(order, len(records), batches)
+    drawn = _batches(order.batch, records, batches)
     for rate in order.learning_rates:
-        batch = records if (rows := positions()) is None else records.take(torch.from_numpy(rows).to(records.x.device))
+        batch = drawn()
         parameters = (start + moved).to(broadcast.dtype)
         gradient = _clipped_gradient(charged, model, parameters, batch, noise, vectorised)
         moved = moved - rate * (gradient + order.proximal * moved)
@@ -134,6 +134,12 @@ def _noised(charged: Charged, value: Tensor, source: Source) -> Tensor:
     return add_noise(value, type(noise), noise.size, source, relative_size=relative)
 
 
+def _batches(batch: Full | Poisson | Shuffled, records: Records, rng: Source) -> Callable[[], Records]:
+    """Return what draws the next batch of a client's records."""
+    if isinstance(batch, Full):
+        return lambda: records
+    positions = batch_positions(batch, len(records), rng)
+    return lambda: records.take(torch.from_numpy(positions()).to(records.x.device))
 
 
 def _clipped_gradient(

@@ -47,7 +47,7 @@ from dpfl.gradients.capabilities import Capabilities
 from dpfl.gradients.layered import Layered
 from dpfl.gradients.least_squares import Moments
 from dpfl.models import Model
-from dpfl.orders import NEEDS, Full, Gaussian, Laplace, Need, Poisson, Question, RecordClip
+from dpfl.orders import NEEDS, Full, Gaussian, Laplace, Need, Poisson, Question, RecordClip, Shuffled
 from dpfl.privacy.mechanisms import add_noise
 from dpfl.streams import Streams, device_generator, layer_randomness
 
@@ -262,7 +262,7 @@ class StackedClients:
             with self._randomness(chunk, request):
                 return train(*(one.to(broadcast.device) for one in (broadcast, table, *given)))
         fixed = (whole.rows.start, whole.rows.stop) if isinstance(whole.rows, slice) else None
-        room = None if draws is None else (draws.room, draws.longest)
+        room = None if draws is None else (draws.room, draws.longest, draws.passes)
         return self._graphs.run((chunk.kind, fixed, room), train, self._rng, broadcast, table, *given)
 
     def _drawn_on_gpu(self, chunk: Chunk, request: Request, *, roomy: bool) -> OnDevice:
@@ -400,7 +400,11 @@ class StackedClients:
         if self._by_moments(kind):
             return own + self.model.dim**2
         batch = kind.order.batch
-        size = room_for(records, max(kind.sampling_rates)) if isinstance(batch, Poisson) else records
+        size = records
+        if isinstance(batch, Poisson):
+            size = room_for(records, max(kind.sampling_rates))
+        elif isinstance(batch, Shuffled):
+            size = batch.taken(records)
         return own + size * self._numbers_a_record(kind)
 
     def _rows(self, numbers: int) -> int:

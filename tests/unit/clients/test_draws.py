@@ -14,7 +14,7 @@ from dpfl.clients.draws import Draws, EachClient, OnDevice, OneStream, draw_sum,
 from dpfl.clients.pool import Batch, Pool
 from dpfl.clients.uploads import Request
 from dpfl.federation import Records
-from dpfl.orders import Gaussian, Laplace, Order, Poisson
+from dpfl.orders import Gaussian, Laplace, Order, Poisson, Shuffled
 from dpfl.privacy.exact_noise import Law
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams
@@ -92,6 +92,48 @@ def test_a_clients_own_draws_do_not_depend_on_its_company() -> None:
     alone = own_streams(Streams(4), pool(), chunk([0], [0.5]), 3, 4)
     assert chosen(together.batch(), 3)[1] == chosen(alone.batch(), 1)[0]
     assert noise_of(together, 3, 4)[1].tolist() == noise_of(alone, 1, 4)[0].tolist()
+
+
+# Shuffled.
+
+
+def shuffled(clients: list[int], size: int, steps: int) -> Chunk:
+    order = Order(steps=steps, learning_rate=0.1, batch=Shuffled(size), noise=Gaussian(1.0))
+    return Chunk(clients, [Charged(order, SIZES[client]) for client in clients])
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("size", [1, 6, 12, 90, 1000])
+def test_shuffled_batches_see_each_record_once_a_pass_in_a_new_order(name: str, size: int) -> None:
+    clients, whole, steps = [2, 1, 3], pool(), 210
+    some = shuffled(clients, size, steps)
+    draws = SOURCES[name](Streams(4), whole, some, 3, 5)
+    if isinstance(draws, OnDevice):
+        draws.begin(draws.facts)
+    batches = [chosen(draws.batch(), 3) for _ in range(steps)]
+    for place, client in enumerate(clients):
+        mine, records = [batch[place] for batch in batches], set(range(SIZES[client]))
+        taken = min(size, SIZES[client])
+        assert {len(one) for one in mine} == {taken}
+        length = SIZES[client] // taken
+        passes = [mine[start : start + length] for start in range(0, steps - length + 1, length)]
+        for one in passes:
+            seen = [row - whole.starts[client] for batch in one for row in batch]
+            assert len(seen) == len(set(seen)) == taken * length
+            assert set(seen) <= records
+        assert length == 1 or len(passes) == 1 or passes[0] != passes[1]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_record_is_as_often_in_the_first_shuffled_batch(name: str) -> None:
+    counts = np.zeros(SIZES[2])
+    for round in range(1, 801):
+        draws = SOURCES[name](Streams(4), pool(), shuffled([2], 25, 1), round, 5)
+        if isinstance(draws, OnDevice):
+            draws.begin(draws.facts)
+        counts[[row - pool().starts[2] for row in chosen(draws.batch(), 1)[0]]] += 1
+    # 800 draws of 25 of 100: a χ² of 99 degrees, but for the factor 0.75 of drawing without return; 1e-3 at 149.
+    assert ((counts - 200) ** 2 / 200 / 0.75).sum() < 149
 
 
 # Repeated, and never twice the same.
