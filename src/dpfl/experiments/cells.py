@@ -1,4 +1,4 @@
-"""One cell of an experiment: a config with all its repetitions, carried out; or a question to a planner.
+"""One cell of an experiment: a config with all its repetitions, carried out; or a question to a planner or a formula.
 
 A system that orders the same in every repetition is trained as one program (`repeat`). One that watches its training,
 or repetitions that share the data out anew, are trained one after the other. Where noise is given, a budget only says
@@ -20,6 +20,7 @@ import torch
 from dpfl.config import Config, Settings
 from dpfl.errors import BadInput, Caution
 from dpfl.experiments import keys
+from dpfl.experiments.computed import COMPUTED, compute
 from dpfl.federation import Federation
 from dpfl.planning import NUMBERS, Constants, Task, make
 from dpfl.precision import products
@@ -35,7 +36,10 @@ PLANNED = {"planned_rounds": "rounds", "planned_cohort": "cohort", "bound": "bou
 
 @dataclass(frozen=True)
 class Ask:
-    """What a planner is asked for: the best rounds, the best cohort, or the bound at the numbers given."""
+    """What a planner is asked for: the best rounds, the best cohort, or the bound at the numbers given.
+
+    Or what a formula says at the config's numbers and these constants, which needs no form and no limit.
+    """
 
     number: str
     form: str
@@ -103,7 +107,7 @@ def perform(cells: Sequence[Cell], device: str) -> list[Record]:
     with warnings.catch_warnings(), products(first.config.settings.precision):
         warnings.simplefilter("ignore", Caution)  # what they say stands in the table: the true ε
         if first.ask is not None:
-            found = [_planned(first, first.ask)]
+            found = [_answered(first, first.ask)]
         elif first.together:
             found = [_together(first, device)]
         else:
@@ -117,7 +121,9 @@ def perform(cells: Sequence[Cell], device: str) -> list[Record]:
     return [{"version": keys.VERSION, "key": cell.key, **one, **same} for cell, one in zip(cells, found, strict=True)]
 
 
-def _planned(cell: Cell, ask: Ask) -> Record:
+def _answered(cell: Cell, ask: Ask) -> Record:
+    if ask.number in COMPUTED:
+        return {"answer": _short(compute(ask.number, cell.config, dict(ask.constants)))}
     settings = replace(cell.config.settings, seed=cell.seed)
     kept = frozenset(NUMBERS) - {ask.number}
     task = Task(Config(cell.config.system, settings), _federation(settings), kept, ask.max_rounds)
@@ -250,7 +256,7 @@ def _short(value: Any) -> Any:
 
 def restored(record: Mapping[str, Any], measure: str, at_round: int | None) -> list[float] | None:
     """Return what a measure was in each repetition; a loss that is no number is infinite. None: not measured."""
-    if measure in PLANNED:
+    if measure in PLANNED or measure in COMPUTED:
         return None if record["answer"] is None else [float(record["answer"])]
     if at_round is None and measure != "local_steps":
         found = record[measure]

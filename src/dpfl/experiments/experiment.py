@@ -15,6 +15,7 @@ from dpfl import config as configs
 from dpfl.config import Config
 from dpfl.experiments.cells import PLANNED, Ask, Cell
 from dpfl.experiments.claims import Claim
+from dpfl.experiments.computed import COMPUTED
 from dpfl.options import option_names
 from dpfl.settings import Settings
 from dpfl.systems import SYSTEMS, PrivateSystem
@@ -28,6 +29,10 @@ MEASURES = {
     "planned_rounds": "rounds that the bound chooses",
     "planned_cohort": "clients a round that the bound chooses",
     "bound": "the bound",
+    "moment": "logarithm of the divergence, integrated numerically",
+    "swapped_moment": "logarithm of the divergence the other way round",
+    "moment_bound": "logarithm of the paper's bound on the divergence",
+    "moment_gap": "how far the logarithm of the bound lies above that of the divergence",
 }
 
 
@@ -76,7 +81,7 @@ class Experiment:
     base: Mapping[str, Any]
     last: Mapping[str, Any]  # what the smoke scale sets, whatever rows and columns say
     at_true: Mapping[str, Any]
-    plan: Mapping[str, Any]  # for measures that are planned: form, constants, max_rounds
+    plan: Mapping[str, Any]  # for measures that are planned or computed: form, constants, max_rounds
     rows: tuple[Line, ...]
     columns: tuple[Line, ...]
     printed: Printed
@@ -104,10 +109,12 @@ class Experiment:
             config = _config(table | changes | dict(self.last))
         measure = self.measure_of(row)
         ask = None
+        constants = tuple(sorted((dict(self.plan.get("constants", {})) | _constants(row, column)).items()))
         if measure in PLANNED:
             form = "general" if at_true else str(self.plan.get("form", "paper"))
-            constants = tuple(sorted((dict(self.plan.get("constants", {})) | _constants(row, column)).items()))
             ask = Ask(PLANNED[measure], form, constants, int(self.plan.get("max_rounds", 1000)))
+        elif measure in COMPUTED:
+            ask = Ask(measure, "", constants, 0)
         every = math.gcd(*(at for at in (line.at_round for line in self.columns) if at is not None)) or None
         return Cell(
             config=config, repetitions=1 if ask else self.repetitions, seed=seed, fresh_data=self.fresh_data,
