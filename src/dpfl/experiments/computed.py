@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dpfl.config import Config
 from dpfl.errors import BadInput
 from dpfl.privacy.paper_formulas import udp_log_moment, udp_log_moment_bound
-from dpfl.systems.udp import UDP, clipped_step, record_sensitivity
+from dpfl.systems.udp import UDP
 
 _CONSTANTS = {"noise_std", "moment"}
 
@@ -46,16 +46,18 @@ def compute(measure: str, config: Config, constants: Mapping[str, float]) -> flo
 
 def _setting(config: Config, constants: Mapping[str, float]) -> dict[str, float]:
     system, settings = config.system, config.settings
-    if not isinstance(system, UDP) or not isinstance(settings.sizes, int):
+    if not isinstance(system, UDP) or isinstance(system.clip, str) or not isinstance(settings.sizes, int):
         raise BadInput(
-            f"system must be 'udp' with one number for sizes where its moments are computed, was {system.name!r} with"
-            f" sizes = {settings.sizes!r}; train instead (measure = \"loss\")"
+            "system must be 'udp', with one number for sizes and one for clip, where its moments are computed, was"
+            f" {system.name!r} with sizes = {settings.sizes!r}; train instead (measure = \"loss\")"
         )
     if constants.keys() != _CONSTANTS or constants["moment"] < 1 or constants["noise_std"] <= 0:
         raise BadInput(
             "constants must be noise_std above 0 and moment from 1 on where moments are computed, were"
             f" {dict(constants)}; write such as {{ noise_std = 0.01, moment = 10 }}"
         )
-    bound = record_sensitivity(clipped_step(system.lr, system.clip, None), settings.sizes)
-    rate = (system.cohort or settings.clients) / settings.clients
-    return {"cohort_rate": rate, "ratio": bound / constants["noise_std"], "moment": int(constants["moment"])}
+    return {
+        "cohort_rate": system.cohort_rate(settings.clients),
+        "ratio": system.reach(system.clip, 0, settings.sizes) / constants["noise_std"],
+        "moment": int(constants["moment"]),
+    }

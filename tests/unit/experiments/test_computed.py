@@ -47,7 +47,7 @@ def test_more_clients_at_the_same_rate_change_nothing() -> None:
     ("changes", "constants", "says"),
     [
         ({"system": "fedavg", "clip": None}, CONSTANTS, "system must be 'udp'"),
-        ({"sizes": [400, 800] * 25}, CONSTANTS, "one number for sizes"),
+        ({"sizes": [400, 800] * 25}, CONSTANTS, "with one number for sizes"),
         ({}, {"moment": 10.0}, "constants must be noise_std above 0 and moment from 1 on"),
         ({}, {"noise_std": 0.0, "moment": 10.0}, "constants must be noise_std above 0"),
         ({}, {"noise_std": 0.01, "moment": 0.0}, "moment from 1 on"),
