@@ -21,6 +21,7 @@ from dpfl.config import Config, Settings
 from dpfl.errors import BadInput, Caution
 from dpfl.experiments import keys
 from dpfl.experiments.computed import COMPUTED, compute
+from dpfl.experiments.portraits import portrayed
 from dpfl.federation import Federation
 from dpfl.planning import NUMBERS, Constants, Task, make
 from dpfl.precision import products
@@ -57,12 +58,13 @@ class Cell:
     fresh_data: bool = False  # whether each repetition shares the data out anew
     evaluate_every: int | None = None  # rounds between looks at the test split; None for one, at the end
     ask: Ask | None = None
+    portraits: bool = False  # whether to draw what the models take for each class
 
     @property
     def together(self) -> bool:
         """Tell whether all repetitions are trained as one program."""
         try:
-            return not self.fresh_data and repeatable(self.config.system)
+            return not self.fresh_data and not self.portraits and repeatable(self.config.system)
         except BadInput:  # which will be said where it is carried out
             return False
 
@@ -72,7 +74,7 @@ class Cell:
 
         None where it is like no other, or cannot be carried out at all.
         """
-        if self.together or self.ask is not None or self.evaluate_every is not None:
+        if self.together or self.portraits or self.ask is not None or self.evaluate_every is not None:
             return None
         try:
             found = self.config.system.course
@@ -91,13 +93,14 @@ class Cell:
     @property
     def key_of_0_1(self) -> str | None:
         """Return the key of the same cell in records of release 0.1, or None where that knew no such cell."""
-        return keys.key_of_0_1(self.config, self._how)
+        return None if self.portraits else keys.key_of_0_1(self.config, self._how)
 
     @property
     def _how(self) -> dict[str, Any]:
         return {
             "repetitions": self.repetitions, "seed": self.seed, "fresh_data": self.fresh_data,
             "evaluate_every": self.evaluate_every, "ask": None if self.ask is None else asdict(self.ask),
+            **({"portraits": True} if self.portraits else {}),
         }  # fmt: skip
 
 
@@ -158,6 +161,10 @@ def _beginning(run: Run, cell: Cell, end: int, sizes: Sequence[int], seed: int) 
 
 
 def _recorded(cell: Cell, runs: Sequence[Run]) -> Record:
+    drawn: Record = {}
+    if cell.portraits:
+        data = _federation(replace(cell.config.settings, data_seed=cell.seed))
+        drawn = portrayed([one.model for one in runs], data.test, data.classes)
     return {
         "loss": _shorts(one.loss for one in runs),
         "accuracy": _shorts(one.accuracy for one in runs),
@@ -165,6 +172,7 @@ def _recorded(cell: Cell, runs: Sequence[Run]) -> Record:
         "rounds": [one.rounds for one in runs],
         "history": None if cell.evaluate_every is None else [_history(one) for one in runs],
         "privacy": _privacy([one.certificate for one in runs]),
+        **drawn,
     }
 
 

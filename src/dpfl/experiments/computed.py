@@ -5,6 +5,7 @@ noise (`noise_std`) and the moment λ (`moment`).
 """
 
 from collections.abc import Callable, Mapping
+from typing import TypedDict
 
 from dpfl.config import Config
 from dpfl.errors import BadInput
@@ -12,6 +13,14 @@ from dpfl.privacy.paper_formulas import udp_log_moment, udp_log_moment_bound
 from dpfl.systems.udp import UDP
 
 _CONSTANTS = {"noise_std", "moment"}
+
+
+class _Setting(TypedDict):
+    """What the formulas ask for: q, Δ/σ and λ."""
+
+    cohort_rate: float
+    ratio: float
+    moment: int
 
 
 def moment(config: Config, constants: Mapping[str, float]) -> float:
@@ -44,12 +53,12 @@ def compute(measure: str, config: Config, constants: Mapping[str, float]) -> flo
     return COMPUTED[measure](config, constants)
 
 
-def _setting(config: Config, constants: Mapping[str, float]) -> dict[str, float]:
+def _setting(config: Config, constants: Mapping[str, float]) -> _Setting:
     system, settings = config.system, config.settings
     if not isinstance(system, UDP) or isinstance(system.clip, str) or not isinstance(settings.sizes, int):
         raise BadInput(
             "system must be 'udp', with one number for sizes and one for clip, where its moments are computed, was"
-            f" {system.name!r} with sizes = {settings.sizes!r}; train instead (measure = \"loss\")"
+            f' {system.name!r} with sizes = {settings.sizes!r}; train instead (measure = "loss")'
         )
     if constants.keys() != _CONSTANTS or constants["moment"] < 1 or constants["noise_std"] <= 0:
         raise BadInput(

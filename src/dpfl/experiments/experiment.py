@@ -30,6 +30,7 @@ MEASURES = {
     "accuracy": "accuracy on the test split in %",
     "rounds": "rounds that were used",
     "local_steps": "local steps in the round",
+    "distinctness": "how much what the model takes for each class looks like it (correlation)",
     "planned_rounds": "rounds that the bound chooses",
     "planned_cohort": "clients a round that the bound chooses",
     "bound": "the bound",
@@ -103,9 +104,10 @@ class Experiment:
     def sides(self) -> tuple[bool, ...]:
         """Return whether to train by the paper's formula (False), at true ε (True), or first the one, then the other.
 
-        Two readings share one answer to what is true: that of ours.
+        Two readings share one answer to what is true: that of ours. A formula that is computed has none.
         """
-        return (False, True) if self.ours is None else (False,)
+        computed = all(self.measure_of(row) in COMPUTED for row in self.rows)
+        return (False, True) if self.ours is None and not computed else (False,)
 
     def measure_of(self, row: Line) -> str:
         """Return what is measured in a row."""
@@ -138,7 +140,7 @@ class Experiment:
         every = math.gcd(*(at for at in (line.at_round for line in self.columns) if at is not None)) or None
         return Cell(
             config=config, repetitions=1 if ask else self.repetitions, seed=seed, fresh_data=self.fresh_data,
-            evaluate_every=every, ask=ask,
+            evaluate_every=every, ask=ask, portraits=measure == "distinctness",
         )  # fmt: skip
 
 
