@@ -67,6 +67,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"cohort": 2}, {"cohort": 2, "scheduling": "random"}, {"norm": 1}, {"lr_schedule": "inverse:3.0"},
         LAPLACE, LAPLACE | {"delta": 1e-3}, LAPLACE | {"cohort": 2, "calibration": "paper"},
         {"strong_convexity": 0.5, "smoothness": 2.0, "cohort": 1, "calibration": "paper"},
+        {"cohort": 2, "calibration": "paper", "paper_constant": "accountant"},
     ],
     "udp": [
         {"cohort": 2}, {"cohort": 2, "scheduling": "round-robin"}, {"cohort": 2, "scheduling": "poisson"}, CRD,
@@ -81,6 +82,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedsgd-dpc": [
         {"cohort": 2}, SAMPLED, LAPLACE, LAPLACE | {"cohort": 2}, {"norm": 1, "lr_schedule": "inverse:3.0"},
         LAPLACE | {"calibration": "paper"}, SAMPLED | {"cohort": 2, "calibration": "paper"},
+        SAMPLED | {"calibration": "paper", "paper_constant": "accountant"},
+        {"calibration": "paper", "paper_constant": 3.0},
     ],
     "dpsgd-fedavg": [{"cohort": 2, "local_steps": 2}, FEW, FEW | {"calibration": "paper"}],
     "pe-dpfl": [{"cohort": 2}, {"local_steps": 2}],

@@ -45,6 +45,7 @@ class DPFedAvg(QueriedSystem):
             calibration=self.calibration,
             # The paper's Ξ = η̃EC is half of 2·Σ_k η_k·C where the rate does not decay, a little more where it does.
             claimed_sensitivity=0.5 if self.calibration == "paper" else 1.0,
+            cautions=self.papers_cautions,
         )
 
     def order(self, done: int, noise: Gaussian | Laplace | None) -> Order:
@@ -64,6 +65,6 @@ class DPFedAvg(QueriedSystem):
             return Laplace(scale)
         std = dp_fedavg_noise_std(
             replies=replies, largest_lr=largest, local_steps=steps, clip=self.clip, epsilon=budget.epsilon,
-            delta=budget.delta,
+            delta=budget.delta, constant=self.open_constant(budget, replies),
         )  # fmt: skip
         return Gaussian(std)
