@@ -3,6 +3,10 @@
 A file holds a run's config (`[base]`), what changes down the rows and across the columns, what the paper printed there
 and what it claims. Every place of the table is a training with all its repetitions; `[at_true]` says what changes
 when the same ε is to be true: the calibration, and whatever the paper's own settings were tuned to.
+
+That is the paper's reading: its experiment as its author ran it, as far as that is known. Where we would do it another
+way, the file says so in `[ours]`: a second experiment over the same rows and columns, held to the same claims. What
+is true is then asked of ours alone.
 """
 
 import math
@@ -69,6 +73,8 @@ class Experiment:
     own_repetitions: bool = True  # False where others were asked for
     down: str  # what the rows are
     across: str  # what the columns are
+    own: bool  # whether it is no experiment of the paper's, but a panel of ours
+    reading: str  # how it was carried out, where there are two ways
     differs: tuple[str, ...]  # from the paper
     fresh_data: bool  # whether each repetition shares the data out anew
     log: bool  # whether a plot of it wants a logarithmic axis
@@ -81,6 +87,20 @@ class Experiment:
     columns: tuple[Line, ...]
     printed: Printed
     claims: tuple[Claim, ...]
+    ours: "Experiment | None" = None  # the same as we read it, where that differs from what the paper did
+
+    @property
+    def readings(self) -> "tuple[Experiment, ...]":
+        """Return the experiment as the paper did it, and as we would where that differs."""
+        return (self,) if self.ours is None else (self, self.ours)
+
+    @property
+    def sides(self) -> tuple[bool, ...]:
+        """Return whether to train by the paper's formula (False), at true ε (True), or first the one, then the other.
+
+        Two readings share one answer to what is true: that of ours.
+        """
+        return (False, True) if self.ours is None else (False,)
 
     def measure_of(self, row: Line) -> str:
         """Return what is measured in a row."""
