@@ -115,6 +115,12 @@ def optimal_total_steps(
 
 def predicted(system: DPFedAvg, facts: Facts, constants: Constants, form: Form) -> float:
     """Return the bound on Y for this system."""
+    if system.local_epochs is not None or system.batch_size is not None or system.noise_for_steps is not None:
+        raise Void(
+            "local_epochs, batch_size and noise_for_steps must be left out for DP-FedAvg's bound, which counts steps on"
+            f" all records and their noise, were {system.local_epochs}, {system.batch_size} and"
+            f" {system.noise_for_steps}; leave them out, or use --method pilot"
+        )
     clients = len(facts.sizes)
     cohort, local = system.cohort or clients, system.local_steps
     mu, smoothness, distance = constants.need("strong_convexity", "smoothness", "initial_distance")

@@ -86,21 +86,27 @@ def nbafl_downlink_noise_std(
     rounds: int,
     epsilon: float,
     delta: float,
+    weights: Sequence[float] | None = None,
 ) -> float:
     """Return σ_D: NbAFL's Theorem 1 (equation 10) where all clients take part, its Lemma 4 (equation 21) for K of N.
 
     Zero for T ≤ L√N, and for T ≤ ε/γ, where the uplink noise is held to suffice (below it b is not defined).
+
+    weights: what all clients' p_i are in proportion to, 1/N if left out. Theorem 1 is printed for p_i = 1/N; its proof
+    wants σ_D² + Σp_i²σ_U² = (c·T·Δs_D/ε)² with Δs_D = 2C·max p_i/m (equation 9), which is what unequal ones get.
     """
     if cohort == clients:
-        excess = float(rounds**2 - exposures**2 * clients)
+        relative = [1.0] * clients if weights is None else [weight / max(weights) for weight in weights]
+        excess = float(rounds**2 - exposures**2 * math.fsum(one**2 for one in relative))
+        counted = math.fsum(relative)  # 1/max p_i, N where all are equal
     else:
         rate = cohort / clients
         gamma = -math.log1p(rate * math.expm1(-epsilon / (exposures * math.sqrt(cohort))))
         if rounds <= epsilon / gamma:
             return 0.0
         b = -(rounds / epsilon) * math.log1p(math.expm1(-epsilon / rounds) / rate)
-        excess = (rounds / b) ** 2 - exposures**2 * cohort
-    return 2 * _classical(delta) * clip * math.sqrt(max(excess, 0.0)) / (fewest_records * cohort * epsilon)
+        excess, counted = (rounds / b) ** 2 - exposures**2 * cohort, cohort
+    return 2 * _classical(delta) * clip * math.sqrt(max(excess, 0.0)) / (fewest_records * counted * epsilon)
 
 
 def _classical(delta: float) -> float:

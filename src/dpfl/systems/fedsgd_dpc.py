@@ -57,7 +57,7 @@ class FedSGDDPC(QueriedSystem):
             cautions=self.papers_cautions,
         )
 
-    def order(self, done: int, noise: Gaussian | Laplace | None) -> Order:
+    def order(self, done: int, noise: Gaussian | Laplace | None, records: int) -> Order:
         """Order one step with noise on the sum of the clipped gradients."""
         return Order(
             steps=1, learning_rate=self.rates(done, 1), batch=batch_of(self.sampling_rate),

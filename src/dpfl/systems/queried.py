@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import Tensor
@@ -52,8 +52,8 @@ class QueriedSystem(PrivateSystem[QueriedState]):
         """Return the γ of the paper's theory."""
 
     @abstractmethod
-    def order(self, done: int, noise: Gaussian | Laplace | None) -> Order:
-        """Return the order of the round after `done` rounds."""
+    def order(self, done: int, noise: Gaussian | Laplace | None, records: int) -> Order:
+        """Return the order of the round after `done` rounds to a client with so many records."""
 
     @abstractmethod
     def papers_noise(self, order: Order, records: int, budget: Budget, replies: float) -> Gaussian | Laplace:
@@ -147,13 +147,13 @@ class QueriedSystem(PrivateSystem[QueriedState]):
 
     def orders(self, state: QueriedState) -> dict[int, Order]:
         """Order the round's steps, with noise in proportion to their sensitivity."""
-        plain = self.order(state.round, None)
         made: dict[tuple[int, float, Budget], Order] = {}  # clients that are alike share one
         orders = {}
         for client in state.cohort:
             alike = state.problem.sizes[client], state.noise_multipliers[client], state.promise.budgets[client]
             if alike not in made:
-                made[alike] = self.order(state.round, self._noise(state, plain, client))
+                plain = self.order(state.round, None, state.problem.sizes[client])
+                made[alike] = replace(plain, noise=self._noise(state, plain, client))
             orders[client] = made[alike]
         return orders
 

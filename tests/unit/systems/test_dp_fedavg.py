@@ -9,7 +9,7 @@ import torch
 
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.federation import Everyone, PoissonCohort, RandomK, RoundRobin, Schedule
-from dpfl.orders import GRID_SHARE, ClientClip, Full, Gaussian, Laplace, Order
+from dpfl.orders import GRID_SHARE, ClientClip, Full, Gaussian, Laplace, Order, Shuffled
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
@@ -196,6 +196,37 @@ def test_local_steps_are_counted_through_the_whole_training() -> None:
     for state, orders in rounds_of(system):
         expected = [2 / (0.5 * (k + 16)) for k in range(2 * state.round, 2 * state.round + 2)]
         assert orders[0].learning_rates == pytest.approx(expected, rel=1e-12)
+
+
+def test_local_epochs_are_as_many_steps_as_a_client_has_batches() -> None:
+    system = DPFedAvg(rounds=3, local_epochs=2, batch_size=4, lr=0.3, lr_schedule="inverse:5.0", clip=1.5)
+    for state, orders in rounds_of(system):
+        for client, order in orders.items():
+            steps = 2 * max(1, SIZES[client] // 4)
+            rates = [0.3 * 5 / (k + 5) for k in range(steps * state.round, steps * (state.round + 1))]
+            assert (order.steps, order.batch) == (steps, Shuffled(4))
+            assert order.learning_rates == pytest.approx(rates)
+            noise = state.noise_multipliers[client] * 2 * sum(rates) * 1.5  # what that client's own steps add up to
+            assert size_of(order) == pytest.approx(noise)
+    for line in certified(system).spending:
+        assert line.server_epsilon == pytest.approx(line.claimed_epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
+def test_noise_for_one_step_says_what_it_claims_and_what_it_is_worth(mechanism: str) -> None:
+    # A twelfth of the noise that Theorems 1 and 2 print for E = 12: the claim is their own, the truth is of 12 steps.
+    options = {"mechanism": mechanism, "calibration": "paper", "rounds": 6, "local_steps": 12, "epsilon": 3.0}
+    usual, less = DPFedAvg(**options), DPFedAvg(**options, noise_for_steps=1)
+    for (_, orders), (_, fewer) in zip(rounds_of(usual), rounds_of(less), strict=True):
+        assert [size_of(one) for one in fewer.values()] == pytest.approx([size_of(one) / 12 for one in orders.values()])
+    printed, told = (certified(system).observers["server"] for system in (usual, less))
+    assert told.claimed_epsilon == pytest.approx(printed.claimed_epsilon, rel=1e-6)
+    assert told.epsilon > 10 * printed.epsilon
+    if mechanism == "laplace":
+        assert told.epsilon == pytest.approx(12 * printed.epsilon, rel=1e-6)
+    assert usual.promise(SIZES).cautions == ()
+    assert "for any promise to hold" in less.promise(SIZES).cautions[0]
+    assert DPFedAvg(**options, noise_for_steps=12).promise(SIZES).cautions == ()
 
 
 def test_many_steps_make_the_rates_of_theory_smaller() -> None:
