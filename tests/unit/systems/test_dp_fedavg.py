@@ -224,9 +224,9 @@ def test_noise_for_one_step_says_what_it_claims_and_what_it_is_worth(mechanism: 
     assert told.epsilon > 10 * printed.epsilon
     if mechanism == "laplace":
         assert told.epsilon == pytest.approx(12 * printed.epsilon, rel=1e-6)
-    assert usual.promise(SIZES).cautions == ()
-    assert "for any promise to hold" in less.promise(SIZES).cautions[0]
-    assert DPFedAvg(**options, noise_for_steps=12).promise(SIZES).cautions == ()
+    (caution,) = set(less.promise(SIZES).cautions) - set(usual.promise(SIZES).cautions)
+    assert "for any promise to hold" in caution
+    assert DPFedAvg(**options, noise_for_steps=12).promise(SIZES).cautions == usual.promise(SIZES).cautions
 
 
 def test_many_steps_make_the_rates_of_theory_smaller() -> None:
