@@ -147,23 +147,33 @@ _BOOKS_ROUNDING = 2e-6  # the books round the noise of a model down at the sixth
 
 
 def overheard_noise_stds(
-    *, sensitivities: Sequence[float], exposures: int, cohorts: Mapping[Cohort, int], budgets: Sequence[Budget]
+    *,
+    sensitivities: Sequence[float],
+    exposures: int,
+    cohorts: Mapping[Cohort, int],
+    budgets: Sequence[Budget],
+    weights: Sequence[float] | None = None,
 ) -> list[float]:
-    """Return each client's least noise against who overhears L of its uploads and reads all models, weighed alike.
+    """Return each client's least noise against who overhears L of its uploads and reads all models.
 
-    cohorts: how often each set of clients takes part together. A model that is sent out tells of client i's upload the
-    part s_i = σ_i²/Σ_j σ_j² of what the upload itself tells, (Δ_i/σ_i)², where j runs over its cohort. So the whole
-    costs (Δ_i/σ_i)²·(L + Σ s_i), the sum over the rounds but the L in which s_i is least: hearing those brings most.
-    Set to μ_i² that is σ_i² = (Δ_i/μ_i)²·(L + Σ s_i), whose right side depends on ratios of variances alone. It is
-    iterated, and at the end all variances are scaled alike, by what the dearest client still overspends.
+    cohorts: how often each set of clients takes part together. weights: what clients' p_i are in proportion to, in
+    every cohort; all weigh alike if left out.
+
+    A model that is sent out tells of client i's upload the part s_i = p_i²σ_i²/Σ_j p_j²σ_j² of what the upload itself
+    tells, (Δ_i/σ_i)², where j runs over its cohort. So the whole costs (Δ_i/σ_i)²·(L + Σ s_i), the sum over the rounds
+    but the L in which s_i is least: hearing those brings most. Set to μ_i² that is σ_i² = (Δ_i/μ_i)²·(L + Σ s_i), whose
+    right side depends on ratios of variances alone. It is iterated, and at the end all variances are scaled alike, by
+    what the dearest client still overspends.
     """
     alone = np.square(gaussian_noise_stds(sensitivities, [1] * len(budgets), budgets))  # (Δ_i/μ_i)²
     sizes = np.array([len(cohort) for cohort in cohorts])
     clients = np.concatenate([np.asarray(cohort, int) for cohort in cohorts])
+    squares = np.ones(len(alone)) if weights is None else np.square(np.asarray(weights, float) / max(weights))
     kinds, times = np.repeat(np.arange(len(sizes)), sizes), np.repeat(np.array(list(cohorts.values())), sizes)
 
     def needed(variances: NDArray[np.float64]) -> NDArray[np.float64]:
-        share = variances[clients] / np.bincount(kinds, variances[clients])[kinds]
+        counted = (squares * variances)[clients]
+        share = counted / np.bincount(kinds, counted)[kinds]
         order = np.lexsort((share, clients))
         client, told, count = clients[order], share[order], times[order]
         before = np.cumsum(count) - count
