@@ -26,10 +26,12 @@ OnUploads = Callable[[int, "dict[int, Tensor]"], None]  # called with a round's 
 
 _NEEDS: dict[Need, str] = {
     "uploads": "each client's upload by itself",
+    "counts": "how many records were not clipped",
     "model": "how the model moves",
     "public loss": "the loss on public data",
     "loss": "the loss on clients' data",
     "curvature": "the curvature on clients' data",
+    "length": "how long is what clients clip",
 }
 
 
@@ -100,7 +102,7 @@ def follows_training(system: System[Any]) -> bool:
 
 def follows_uploads(system: System[Any]) -> bool:
     """Tell whether what is sent out may depend on uploads in other ways than through their noised sum."""
-    return bool({"uploads", "loss", "curvature"} & system.needs)
+    return bool({"uploads", "counts", "loss", "curvature", "length"} & system.needs)
 
 
 def problem_of(system: System[S], sizes: Sequence[int], dim: int, streams: Streams) -> Problem:

@@ -58,7 +58,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"clipping": "model", "local_epochs": 2, "batch_size": 3}, {"lr_schedule": "inverse:2.0"},
     ],
     "ali-dpfl": [{"sampling_rate": 0.2, "clip": 2.5}],
-    "fedsgd-dpc": [{"mechanism": "laplace"}, {"sampling_rate": 0.3}, {"norm": 1}, {"lr_schedule": "inverse:2.0"}],
+    "fedsgd-dpc": [
+        {"mechanism": "laplace"}, {"sampling_rate": 0.3}, {"norm": 1}, {"lr_schedule": "inverse:2.0"},
+        {"sampling_rate": 0.3, "calibration": "paper", "paper_constant": "accountant"},
+    ],
     "dpsgd-fedavg": [{"local_steps": 3, "noise_multiplier": 3.0}],
     "pe-dpfl": [{"local_steps": 3}, {"proximal": 0.0, "clip": 0.2}],
     "adap-dpfl": [{"local_steps": 2, "clip_factor": 3.0}],

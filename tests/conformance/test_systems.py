@@ -58,6 +58,7 @@ CRD: dict[str, Any] = {"discount": 0.7, "least_gain": 10.0, "rounds": 7}  # no r
 SAMPLED: dict[str, Any] = {"sampling_rate": 0.4}
 EPOCHS: dict[str, Any] = {"local_epochs": 2, "batch_size": 10}  # 4, 6 and 8 steps of clients with 24, 33 and 47 records
 WEIGHED: dict[str, Any] = {"weighing": "records"}
+FALLING: dict[str, Any] = {"lr_schedule": "inverse-sqrt"}
 FEW: dict[str, Any] = {"noise_multiplier": 1.7, "rounds": 12}  # so little noise that budgets end before the rounds do
 BASE = {"ali-dpfl": {"noise_multiplier": 2.5}}  # how many steps a budget affords is found sooner where they are few
 
@@ -69,6 +70,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"cohort": 2}, {"cohort": 2, "scheduling": "random"}, {"norm": 1}, {"lr_schedule": "inverse:3.0"},
         LAPLACE, LAPLACE | {"delta": 1e-3}, LAPLACE | {"cohort": 2, "calibration": "paper"},
         {"strong_convexity": 0.5, "smoothness": 2.0, "cohort": 1, "calibration": "paper"},
+        {"cohort": 2, "calibration": "paper", "paper_constant": "accountant"},
         EPOCHS, EPOCHS | {"lr_schedule": "inverse:3.0", "cohort": 2}, EPOCHS | {"calibration": "paper"},
         {"noise_for_steps": 1, "calibration": "paper"},
     ],
@@ -88,6 +90,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedsgd-dpc": [
         {"cohort": 2}, SAMPLED, LAPLACE, LAPLACE | {"cohort": 2}, {"norm": 1, "lr_schedule": "inverse:3.0"},
         LAPLACE | {"calibration": "paper"}, SAMPLED | {"cohort": 2, "calibration": "paper"},
+        SAMPLED | {"calibration": "paper", "paper_constant": "accountant"},
+        {"calibration": "paper", "paper_constant": 3.0},
     ],
     "dpsgd-fedavg": [{"cohort": 2, "local_steps": 2}, FEW, FEW | {"calibration": "paper"}],
     "pe-dpfl": [{"cohort": 2}, {"local_steps": 2}],
@@ -126,7 +130,7 @@ def calibrations(kind: type[System[Any]]) -> tuple[str, ...]:
 def all_cases() -> Iterator[Case]:
     for name, kind in SYSTEMS.items():
         plain = [{"calibration": one} for one in calibrations(kind)] or [{}]
-        for options in plain + VARIANTS.get(name, []):
+        for options in [*plain, FALLING, *VARIANTS.get(name, [])]:
             yield Case(name, tuple(sorted(options.items())))
 
 
@@ -318,6 +322,18 @@ def trained(case: Case, seed: int = 1) -> tuple[dpfl.Run, Seen]:
     return train(case.system, seed=seed)
 
 
+@over("name", SYSTEMS)
+def test_learning_rates_fall_as_the_schedule_says(name: str) -> None:
+    _, seen = trained(Case(name, tuple(FALLING.items())))
+    steps = [orders[min(orders)].learning_rates for orders in seen.performed]
+    if name == "dp-fedavg":  # whose theory counts local steps
+        steps = [(rate,) for rates in steps for rate in rates]
+    first = steps[0][0]
+    assert len(steps) > 1
+    for t, rates in enumerate(steps, start=1):
+        assert rates == pytest.approx((first / t**0.5,) * len(rates))
+
+
 # 1. Private.
 
 
@@ -488,7 +504,7 @@ def twice_the_clip(order: Order) -> Order:
 )
 def test_orders_with_too_little_noise_are_refused(case: Case, change: Callable[[Order], Order]) -> None:
     wrong = ordering(case.system, change)
-    if not (wrong.until_spent or (case.name == "ali-dpfl" and case in PLAIN)):
+    if not (wrong.until_spent or (case.name == "ali-dpfl" and dict(case.options) != FEW)):
         with pytest.raises((BudgetRefused, BadInput)):
             train(wrong)
         return

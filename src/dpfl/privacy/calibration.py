@@ -115,6 +115,21 @@ def gaussian_noise_stds(
     return [bound * multiplier for bound, multiplier in zip(sensitivities, multipliers, strict=True)]
 
 
+def beside_a_count(multiplier: float, records: int) -> tuple[float, float]:
+    """Share a release out between an upload and a count of so many records: two multipliers that cost as much as one.
+
+    In Gaussian DP 1/z² = 1/z_u² + 1/z_c². The count is noised by a twentieth of what is counted (as Andrew et al.,
+    2021, do), so that a client's share is known to 5 %, but never so little that it takes more than a tenth of the
+    price. Returned are z_u, in sensitivities of the upload, and z_c, for a record that counts for 1 when it is replaced
+    by another.
+
+    >>> [round(one, 3) for one in beside_a_count(10.0, 6000)]
+    [10.006, 300.0]
+    """
+    of_count = max(records / 20, math.sqrt(10) * multiplier)
+    return 1 / math.sqrt(multiplier**-2 - of_count**-2), of_count
+
+
 def shared_noise(noise_stds: Sequence[float], weights: Sequence[float]) -> float:
     """Return the share of each client's noise that suffices against readers of the released models alone.
 

@@ -67,7 +67,8 @@ class DPFedAvg(QueriedSystem):
             calibration=self.calibration,
             # The paper's Ξ = η̃EC is half of 2·Σ_k η_k·C where the rate does not decay, a little more where it does.
             claimed_sensitivity=0.5 * counted / self.local_steps if self.calibration == "paper" else 1.0,
-            cautions=() if counted == self.local_steps else (
+            cautions=self.papers_cautions if counted == self.local_steps else (
+                *self.papers_cautions,
                 f"noise_for_steps should be the {self.local_steps} local steps of a round for any promise to hold, was"
                 f" {counted}: clients' data tell in every step; leave it out, or calibrate tightly",
             ),
@@ -92,6 +93,6 @@ class DPFedAvg(QueriedSystem):
             return Laplace(scale)
         std = dp_fedavg_noise_std(
             replies=replies, largest_lr=largest, local_steps=steps, clip=self.clip, epsilon=budget.epsilon,
-            delta=budget.delta,
+            delta=budget.delta, constant=self.open_constant(budget, replies),
         )  # fmt: skip
         return Gaussian(std)

@@ -54,6 +54,7 @@ class FedSGDDPC(QueriedSystem):
             unit="record",
             neighbours="replace" if self.mechanism == "laplace" else "add-remove",
             calibration=self.calibration,
+            cautions=self.papers_cautions,
         )
 
     def order(self, done: int, noise: Gaussian | Laplace | None, records: int) -> Order:
@@ -70,6 +71,7 @@ class FedSGDDPC(QueriedSystem):
             scale = fedsgd_dpc_laplace_scale(replies=replies, clip=self.clip, records=records, epsilon=budget.epsilon)
             return Laplace(divisor * scale)
         std = fedsgd_dpc_noise_std(
-            replies=replies, clip=self.clip, records=records, epsilon=budget.epsilon, delta=budget.delta
-        )
+            replies=replies, clip=self.clip, records=records, epsilon=budget.epsilon, delta=budget.delta,
+            constant=self.open_constant(budget, replies),
+        )  # fmt: skip
         return Gaussian(divisor * std)

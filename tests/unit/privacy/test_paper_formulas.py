@@ -21,6 +21,8 @@ from dpfl.privacy.paper_formulas import (
     nbafl_cautions,
     nbafl_downlink_noise_std,
     nbafl_uplink_noise_std,
+    open_constant,
+    open_constant_cautions,
     udp_cautions,
     udp_noise_std,
     udp_recomputed_noise_std,
@@ -231,6 +233,66 @@ def test_fedsgd_dpc_with_gaussian_noise() -> None:
     # σ² = c₂²·ξ₂²·(bT/N)·ln(1/δ)/(d²·ε²) = 2·100·4·2/(400·¼) = 16
     std = fedsgd_dpc_noise_std(replies=4, clip=10.0, records=20, epsilon=0.5, delta=math.exp(-2))
     assert std**2 == pytest.approx(16.0, rel=1e-12)
+
+
+def test_c2_is_a_factor_of_both_papers_noise() -> None:
+    options = {"replies": 4, "epsilon": 0.5, "delta": 1e-3, "clip": 3.0}
+    fedavg = {"largest_lr": 0.1, "local_steps": 5, **options}
+    assert dp_fedavg_noise_std(**fedavg) == dp_fedavg_noise_std(**fedavg, constant=C2)
+    assert dp_fedavg_noise_std(**fedavg, constant=3 * C2) == pytest.approx(3 * dp_fedavg_noise_std(**fedavg))
+    fedsgd = {"records": 20, **options}
+    assert fedsgd_dpc_noise_std(**fedsgd) == fedsgd_dpc_noise_std(**fedsgd, constant=C2)
+    assert fedsgd_dpc_noise_std(**fedsgd, constant=3 * C2) == pytest.approx(3 * fedsgd_dpc_noise_std(**fedsgd))
+
+
+@each("sampling_rate", [1.0, 0.01])
+def test_c2_is_what_was_chosen_and_the_root_of_two_where_nothing_was(sampling_rate: float) -> None:
+    options = {"replies": 2.2, "budget": Budget(1.0, 1e-5), "sampling_rate": sampling_rate}
+    assert open_constant(None, **options) == C2
+    assert open_constant(5.0, **options) == 5.0
+
+
+@each(
+    ("sampling_rate", "replies", "epsilon", "delta"),
+    [(1.0, 1, 0.5, 1e-5), (1.0, 2.2, 1, 1e-3), (0.01, 100, 0.1, 1e-5), (0.01, 12.1, 1, 1e-5), (0.3, 40, 8, 1e-3)],
+)
+def test_an_accountants_c2_is_the_least_that_keeps_the_promise(
+    sampling_rate: float, replies: float, epsilon: float, delta: float
+) -> None:
+    budget = Budget(epsilon, delta)
+    c2 = open_constant("accountant", replies=replies, budget=budget, sampling_rate=sampling_rate)
+    # On the sum of a sample: σ = z·C with z = c₂·q·√(R_i·ln(1/δ))/ε.
+    multiplier = c2 * sampling_rate * math.sqrt(replies * math.log(1 / delta)) / epsilon
+
+    def spent(multiplier: float) -> float:
+        return ali_epsilon({Mechanism("gaussian", multiplier, sampling_rate): replies}, delta)
+
+    assert spent(multiplier * (1 + 1e-9)) <= epsilon < spent(multiplier * (1 - 1e-4))
+
+
+def test_an_accountants_c2_in_closed_form() -> None:
+    # Plain noise has ε = αT/(2z²) + ln(1/δ)/(α − 1), least over real α at T/(2z²) + √(2T·ln(1/δ))/z: with 1/z = x it is
+    # x²T/2 + x√(2T·ln(1/δ)) = ε. At T = 2, ε = 3 and δ = e⁻² that is x² + 2√2·x = 3, x = √5 − √2, and α = 1 + √2/x is
+    # no whole number: what whole orders lose is below one part in a hundred.
+    x = math.sqrt(5) - math.sqrt(2)
+    c2 = open_constant("accountant", replies=2, budget=Budget(3.0, math.exp(-2)))
+    assert 1 / x <= c2 * math.sqrt(2 * 2) / 3 <= 1.01 / x
+
+
+def test_an_accountant_that_no_noise_satisfies_says_so() -> None:
+    with pytest.raises(
+        BadInput, match=r"^epsilon must be above 0.0451 for an accountant of orders up to 256 .*was 0.04;"
+    ):
+        open_constant("accountant", replies=1, budget=Budget(0.04, 1e-5))
+    assert open_constant("accountant", replies=1, budget=Budget(0.046, 1e-5)) > 1
+
+
+def test_the_open_constant_is_cautioned_unless_an_accountant_found_it() -> None:
+    assert open_constant_cautions("accountant") == ()
+    assert (
+        "only that a constant c₂ exists, was left out, which makes it dpfl's own √2" in open_constant_cautions(None)[0]
+    )
+    assert "exists, was 3.5: another" in open_constant_cautions(3.5)[0]
 
 
 # ALI-DPFL: the Rényi curve of the sampled Gaussian at whole orders, turned into ε by the classical conversion.
