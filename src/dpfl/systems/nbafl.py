@@ -56,7 +56,7 @@ class NbAFLState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class NbAFL(PrivateSystem[NbAFLState]):
-    """All clients or K at random, w_i ≈ argmin F_i(w) + (μ/2)‖w − broadcast‖², clipped, noised, weighed alike or by n_i."""
+    """All clients or K at random, w_i ≈ argmin F_i(w) + (μ/2)‖w − broadcast‖², clipped, noised and averaged."""
 
     name: ClassVar[str] = "nbafl"
     rounds: int = 50
