@@ -133,7 +133,8 @@ class StackedClients:
         answers = Answers(self._pool, room, self._rows(footprint), footprint, self._spread)
         sent = uploads.by_client if isinstance(uploads, Separate) else {}
         tell = {"loss": partial(answers.losses, self._layers, after),
-                "curvature": partial(answers.curvatures, before, sent)}  # fmt: skip
+                "curvature": partial(answers.curvatures, before, sent),
+                "curvature from the sum": partial(answers.curvatures, before, sent, after)}  # fmt: skip
         return {question: tell[question]() for question in questions}
 
     def _one_by_one(self, request: Request) -> dict[int, Tensor]:
