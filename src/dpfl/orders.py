@@ -33,18 +33,20 @@ Sampler = Literal["exact", "fast"]  # how noise is drawn: on that grid, or in fl
 
 # What a server may ask beside an order. The answer leaves a client without noise and is paid for by nobody: only a
 # paper's own calibration may ask, and the certificate names it with these words.
-Question = Literal["loss", "curvature", "curvature from the sum"]
+Question = Literal["loss", "curvature", "curvature from the sum", "length"]
 UNPAID: dict[Question, str] = {
     "loss": "the loss of every model on each client's records",
     "curvature": "how much each client's exact gradient changes from the broadcast model to its own",
     "curvature from the sum": "how much each client's exact gradient changes from the new broadcast model to its own",
+    "length": "how long what each client clips was before (the median, where it clips records' gradients)",
 }
 
 CURVATURES: frozenset[Question] = frozenset({"curvature", "curvature from the sum"})
 
 # What a system wants to know of a round before it orders the next: each client's upload by itself, and not their sum
-# alone; how the round moved the model; the loss on public data after every round; or answers to a question.
-Need = Literal["uploads", "model", "public loss", "loss", "curvature", "curvature from the sum"]
+# alone; the counts that orders asked for beside the uploads; how the round moved the model; the loss on public data
+# after every round; or answers to a question.
+Need = Literal["uploads", "counts", "model", "public loss", "loss", "curvature", "curvature from the sum", "length"]
 NEEDS: frozenset[Need] = frozenset(get_args(Need))
 
 
@@ -149,6 +151,9 @@ class Order:
 
     `noise_on="step"` adds the noise to what the clip bounds in every iteration: the sum of the clipped record
     gradients, or the clipped client gradient. `noise_on="upload"` adds it once to the update (local − broadcast).
+
+    `count_noise` asks for a number beside the upload: how many records of the first step's batch had gradients that the
+    clip left as they were. Each counts as ½ and each other one as −½, so that nobody counts more by being clipped.
     """
 
     steps: int
@@ -159,6 +164,7 @@ class Order:
     noise_on: Literal["step", "upload"] = "upload"
     proximal: float = 0.0  # strength of the pull towards the broadcast model
     fixed_divisor: float | None = None  # what sums of record gradients are divided by; None: the expected batch size
+    count_noise: Gaussian | None = None  # on how many records were not clipped; None: they are not counted
 
     def __post_init__(self) -> None:
         require_count("steps", self.steps, "order at least one local step")
@@ -185,6 +191,21 @@ class Order:
                 )
         if self.noise_on not in ("step", "upload"):
             raise BadInput(f"noise_on must be 'step' or 'upload', was {self.noise_on!r}; choose one of the two")
+        if self.count_noise is not None:
+            self._require_countable()
+
+    def _require_countable(self) -> None:
+        if not isinstance(self.clip, RecordClip):
+            raise BadInput(
+                f"count_noise must be left out without a RecordClip, was given with {self.clip}: what is counted is how"
+                " many records' gradients are not clipped; leave it out, or order a RecordClip"
+            )
+        if isinstance(self.noise, Laplace) or (self.noise_on == "step" and self.steps > 1):
+            raise BadInput(
+                "count_noise must come beside one value with Gaussian noise on it, was given for"
+                f" {self.releases} of {type(self.noise).__name__} noise: the two are priced as one; leave it out, or"
+                " order Gaussian noise on the upload"
+            )
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
@@ -239,6 +260,8 @@ class Order:
         plain = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
         if self.fixed_divisor is None:  # as orders were written before there was one: noise is named by this text
             del plain["fixed_divisor"]
+        if self.count_noise is None:  # then every release can read it
+            del plain["count_noise"]
         return json.dumps({"version": _VERSION} | plain)
 
     @staticmethod
@@ -324,6 +347,19 @@ def sensitivity(order: Order, *, records: int, unit: Unit, neighbours: Neighbour
         distance = abs(1 - rate * order.proximal) * distance + rate * reach
         reach = other_model
     return distance
+
+
+def count_sensitivity(order: Order, *, records: int, unit: Unit, neighbours: Neighbours) -> float:
+    """Derive how far one unit of data can move the count of an order.
+
+    It is taken in the first step, where both runs stand at the same model: a record counts ½ or −½ whatever the others
+    are, and a removed one, whose gradient is zero and in no batch, counts nothing.
+    """
+    assert order.count_noise is not None
+    require_one_of("unit", unit, UNITS)
+    require_one_of("neighbours", neighbours, NEIGHBOURS)
+    each = 1.0 if neighbours == "replace" else 0.5
+    return each * records if unit == "client" else each
 
 
 def _gradient_distances(

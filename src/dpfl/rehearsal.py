@@ -215,20 +215,23 @@ class PricedClients:
 
     def perform(self, request: Request) -> Uploads:
         """Move the model by as much as its steps are long, a little more in every round."""
+        counted = [client for client, paid in request.charged.items() if paid.order.count_noise is not None]
         if request.separate:
-            return Separate(dict.fromkeys(request.charged, torch.zeros_like(request.broadcast)))
+            nothing = dict.fromkeys(request.charged, torch.zeros_like(request.broadcast))
+            return Separate(nothing, dict.fromkeys(counted, 0.0))
         way = max((sum(paid.order.learning_rates) for paid in request.charged.values()), default=0.0)
         total = torch.full_like(request.broadcast, way * (1 + 1e-9 * (request.round - 1)))
-        return Summed(total, tuple(request.charged))
+        return Summed(total, tuple(request.charged), 0.0 if counted else None)
 
     def answer(
         self, questions: Sequence[Question], before: Tensor, uploads: Uploads, after: Tensor
     ) -> dict[Question, dict[int, float]]:
-        """Tell of a loss that has fallen much since it was last asked for, and of nearly no curvature."""
+        """Tell of a loss that has fallen much since it was last asked for, of nearly no curvature, and of length 1."""
         self._asked += 1
         answers: dict[Question, dict[int, float]] = {
             "loss": dict.fromkeys(range(self.clients), -1e3 * self._asked),
             **{curvature: dict.fromkeys(uploads.clients, 1e-9) for curvature in CURVATURES},
+            "length": dict.fromkeys(uploads.clients, 1.0),
         }
         return {question: answers[question] for question in questions}
 

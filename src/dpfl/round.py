@@ -9,7 +9,8 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from dpfl.clients.uploads import Request, Separate, Uploads
+from dpfl.clients.beside import weighed
+from dpfl.clients.uploads import Request, Separate, Summed, Uploads
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.orders import Gaussian, Order
 from dpfl.privacy.mechanisms import add_noise
@@ -46,7 +47,7 @@ def ask(session: Session[S], state: S) -> Request:
     paid, counted = MappingProxyType(charged), MappingProxyType(weights)
     return Request(
         session.run, state.round + 1, session.ledger.charged, paid, refused, state.model.clone(), counted,
-        session.separate,
+        session.separate, questions_in(session.needs),
     )  # fmt: skip
 
 
@@ -71,6 +72,7 @@ def combine(session: Session[S], state: S, request: Request, uploads: Uploads) -
         total=total,
         public_loss=score.loss if score else None,
         uploads=uploads.by_client if isinstance(uploads, Separate) else {},
+        counts=_counts(request, uploads) if "counts" in needs else None,
         answers=session.clients.answer(questions_in(needs), state.model, uploads, model),
     )
     spent = state.spent.union(request.refused).difference(request.charged)
@@ -83,6 +85,17 @@ def combine(session: Session[S], state: S, request: Request, uploads: Uploads) -
         )
     paid = {client: receipt.order for client, receipt in request.charged.items()}
     return adapted, Outcome(paid, request.refused, tuple(answered), score)
+
+
+def _counts(request: Request, uploads: Uploads) -> float | None:
+    """Return the noised counts beside the uploads, weighed as these are; None in a round in which nobody counted."""
+    counts = uploads.counts if isinstance(uploads, Summed) else weighed(request, uploads.counts)
+    if counts is None and any(paid.order.count_noise is not None for paid in request.charged.values()):
+        raise BadInput(
+            "clients must return the noised counts that they were ordered to tell, but returned none; hand in clients"
+            " that perform the whole order"
+        )
+    return counts
 
 
 def _require_performed(request: Request, uploads: Uploads, model: Tensor) -> None:

@@ -26,11 +26,13 @@ OnUploads = Callable[[int, "dict[int, Tensor]"], None]  # called with a round's 
 
 _NEEDS: dict[Need, str] = {
     "uploads": "each client's upload by itself",
+    "counts": "how many records were not clipped",
     "model": "how the model moves",
     "public loss": "the loss on public data",
     "loss": "the loss on clients' data",
     "curvature": "the curvature on clients' data",
     "curvature from the sum": "the curvature on clients' data after the round",
+    "length": "how long is what clients clip",
 }
 
 
@@ -101,7 +103,7 @@ def follows_training(system: System[Any]) -> bool:
 
 def follows_uploads(system: System[Any]) -> bool:
     """Tell whether what is sent out may depend on uploads in other ways than through their noised sum."""
-    return bool({"uploads", *UNPAID} & system.needs)
+    return bool({"uploads", "counts", *UNPAID} & system.needs)
 
 
 def problem_of(system: System[S], sizes: Sequence[int], dim: int, streams: Streams) -> Problem:

@@ -49,14 +49,19 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "dp-fedavg": [
         {"mechanism": "laplace"}, {"norm": 1}, {"lr_schedule": "inverse:2.0"}, {"local_steps": 1},
         {"mechanism": "laplace", "calibration": "paper"}, {"strong_convexity": 0.5, "smoothness": 1.0},
+        {"local_epochs": 2, "batch_size": 3}, {"local_epochs": 3, "lr_schedule": "inverse:2.0"},
     ],
     "udp": [{"clip": 0.3, "lr": 0.7}, {"discount": 0.5, "least_gain": 10.0}],
     "nbafl": [
         {"clipping": "model"}, {"local_steps": 3}, {"clipping": "model", "local_steps": 1, "proximal": 0.0},
         {"local_steps": 2, "proximal": 0.9, "lr": 1.5}, {"calibration": "paper", "clip": 0.4},
+        {"clipping": "model", "local_epochs": 2, "batch_size": 3}, {"lr_schedule": "inverse:2.0"},
     ],
     "ali-dpfl": [{"sampling_rate": 0.2, "clip": 2.5}, {"divisor": 3.0}],
-    "fedsgd-dpc": [{"mechanism": "laplace"}, {"sampling_rate": 0.3}, {"norm": 1}, {"lr_schedule": "inverse:2.0"}],
+    "fedsgd-dpc": [
+        {"mechanism": "laplace"}, {"sampling_rate": 0.3}, {"norm": 1}, {"lr_schedule": "inverse:2.0"},
+        {"sampling_rate": 0.3, "calibration": "paper", "paper_constant": "accountant"},
+    ],
     "dpsgd-fedavg": [{"local_steps": 3, "noise_multiplier": 3.0}, {"divisor": 3.0, "proximal": 0.7, "local_steps": 2}],
     "pe-dpfl": [
         {"local_steps": 3}, {"proximal": 0.0, "clip": 0.2},
@@ -254,8 +259,8 @@ def neighbours(case: Case, others: list[float], mine: list[float], other: list[f
     n, replaced = case.records, case.promise.neighbours == "replace"
     if case.promise.unit == "client":
         return rows([mine] * n), rows([other] * n if replaced else [])
-    if replaced:
-        return rows([others] * (n - 1) + [mine]), rows([others] * (n - 1) + [other])
+    if replaced:  # first, where shuffled batches begin
+        return rows([mine] + [others] * (n - 1)), rows([other] + [others] * (n - 1))
     return rows([others] * n + [mine]), rows([others] * n)
 
 

@@ -153,7 +153,7 @@ def cut(room: int, costs: Sequence[int], waste: float = math.inf) -> Iterator[li
 def _kind(order: Order) -> tuple[object, ...]:
     clip = order.clip
     laws = type(order.batch), type(clip), clip and clip.norm, type(order.noise)
-    return order.steps, order.noise_on, order.proximal > 0, *laws
+    return order.steps, order.noise_on, order.proximal > 0, order.count_noise is not None, *laws
 
 
 def _numbers_of(paid: Charged) -> list[float]:

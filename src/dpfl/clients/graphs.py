@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Function = Callable[..., tuple[Tensor, Tensor]]
-_Recording = tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], tuple[Tensor, Tensor]]
+Results = tuple[Tensor, Tensor, Tensor | None]  # the last only where it was asked for
+Function = Callable[..., Results]
+_Recording = tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Results]
 
 _MOST = 64  # graphs that are kept: each holds on to its inputs and results
 
@@ -24,7 +25,7 @@ class Graphs:
         self._recorded: dict[Hashable, _Recording] = {}
         self._pool: Any = None
 
-    def run(self, key: Hashable, function: Function, rng: torch.Generator, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def run(self, key: Hashable, function: Function, rng: torch.Generator, *inputs: Tensor) -> Results:
         """Return function(*inputs), replayed if it was called like this before. The results hold until the next call.
 
         key: all that the function depends on beside its inputs, which may still be on the host.

@@ -7,19 +7,28 @@ it can be recorded (`graphs`).
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from dpfl.clients.beside import counts_and_lengths
 from dpfl.clients.chunks import Columns
 from dpfl.clients.pool import Batch, Pool
 from dpfl.federation import Records
-from dpfl.gradients.clipping import clip_rows
+from dpfl.gradients.clipping import clip_rows, row_lengths
 from dpfl.gradients.layered import Layered
 from dpfl.gradients.least_squares import Moments
 from dpfl.orders import ClientClip, Full, ModelClip, Norm, Order, RecordClip
 
 AddNoise = Callable[[Tensor, Tensor], Tensor]  # to the clients' values [k, d], of the sizes [k, 1]
+
+
+class Trained(NamedTuple):
+    """What came of some clients' training."""
+
+    moved: Tensor  # by how much each model moved [k, d], or the weighted sum of all [d]
+    told: Tensor | None  # [k, 2], each client's count and length, without noise (`beside`); None: nobody asks
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,7 @@ class LocalSteps:
     moments: Moments | None  # of the clients' records, where these are all that a step needs
     rows: int  # records of one client that fit into memory at a time
     careful: bool  # whether gradients that are not finite are looked for, and left out
+    measured: bool = False  # whether somebody wants to know how long what is clipped was
 
     def updates(
         self,
@@ -41,7 +51,7 @@ class LocalSteps:
         add_noise: AddNoise,
         *,
         late_noise: bool,
-    ) -> Tensor:
+    ) -> Trained:
         """Return what each client's model has moved by, [k, d], in double precision.
 
         It is added up by itself and never found as a difference of models: next to a large parameter a small move is
@@ -51,14 +61,15 @@ class LocalSteps:
         batch, add_noise: draw the next batch, and add the next noise to what every client has.
         late_noise: whether to add the noise on which nothing is trained any more: that on the last step or the upload.
         """
-        parameters, before, records = broadcast, None, None
+        parameters, before, records, told = broadcast, None, None, None
         start, moved = broadcast.double(), broadcast.new_zeros((), dtype=torch.float64)
         for step in range(order.steps):
             drawn = batch()
             if drawn is not before and self.moments is None:  # the records of a full batch are taken once
                 records = self.pool.take(drawn.rows)
             before = drawn
-            gradient = self._gradient(order, numbers, parameters, drawn, records)
+            gradient, found = self._gradient(order, numbers, parameters, drawn, records, first=step == 0)
+            told = found if step == 0 else told  # at the broadcast model
             late = step == order.steps - 1 and has_late_noise(order)
             if order.noise is not None and order.noise_on == "step" and (late_noise or not late):
                 gradient = add_noise(gradient, numbers.step_noise)
@@ -68,10 +79,11 @@ class LocalSteps:
             parameters = (start + moved).to(broadcast.dtype)
         self.layers.forget()
         if isinstance(order.clip, ModelClip):
+            told = self._length_of(start + moved, numbers, order.clip.norm)
             moved = clip_rows(start + moved, numbers.clip_norms[:, 0], order.clip.norm) - start
         if order.noise is not None and order.noise_on == "upload" and late_noise:
             moved = add_noise(moved, numbers.late_noise)
-        return moved
+        return Trained(moved, told)
 
     def weighted_sum(
         self,
@@ -80,39 +92,64 @@ class LocalSteps:
         broadcast: Tensor,
         batch: Callable[[], Batch],
         add_noise: AddNoise,
-    ) -> Tensor:
+    ) -> Trained:
         """Return the sum of all updates as the numbers weigh them [d], without the late noise."""
         if order.steps > 1 or isinstance(order.clip, ModelClip):
-            updates = self.updates(order, numbers, broadcast, batch, add_noise, late_noise=False)
-            return numbers.weights[:, 0] @ updates
+            updates, told = self.updates(order, numbers, broadcast, batch, add_noise, late_noise=False)
+            return Trained(numbers.weights[:, 0] @ updates, told)
         # One step from one model, where nothing pulls yet, is −η_i·gradient_i.
         factors, drawn = -numbers.weights * numbers.rates, batch()
         if is_one_batch(order) and self.moments is None:
             # Then Σ_i p_i·(−η_i/m_i)·Σ_r clipped gradient is a sum over all records of all clients.
-            factors = factors / numbers.divisors
-            total = self._sums(order, numbers, broadcast, drawn, self.pool.take(drawn.rows), factors)[0]
+            factors, taken = factors / numbers.divisors, self.pool.take(drawn.rows)
+            sums, told = self._sums(order, numbers, broadcast, drawn, taken, factors, measured=self._measures(order))
+            total = sums[0]
         else:
             records = self.pool.take(drawn.rows) if self.moments is None else None
-            total = factors[:, 0] @ self._gradient(order, numbers, broadcast, drawn, records)
+            gradient, told = self._gradient(order, numbers, broadcast, drawn, records, first=True)
+            total = factors[:, 0] @ gradient
         self.layers.forget()
-        return total.double()
+        return Trained(total.double(), told)
+
+    def _measures(self, order: Order) -> bool:
+        """Tell whether somebody wants to know how long records' gradients are, or how many are clipped."""
+        return isinstance(order.clip, RecordClip) and (self.measured or order.count_noise is not None)
+
+    def _length_of(self, rows: Tensor, numbers: Columns, norm: Norm) -> Tensor | None:
+        """Return the length of the one thing that each client clips, where that was asked for."""
+        if not self.measured:
+            return None
+        return counts_and_lengths(row_lengths([rows.double()], norm)[:, None], numbers.clip_norms)
 
     def _gradient(
-        self, order: Order, numbers: Columns, parameters: Tensor, batch: Batch, records: Records | None
-    ) -> Tensor:
-        """Return what a step follows, [k, d]: clipped, and divided by the expected number of records."""
+        self,
+        order: Order,
+        numbers: Columns,
+        parameters: Tensor,
+        batch: Batch,
+        records: Records | None,
+        *,
+        first: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what a step follows, [k, d]: clipped, and divided by the expected number of records.
+
+        first: whether this is the first step, in which is measured what clients tell of their gradients.
+        """
+        told = None
         if records is not None:
-            total = self._sums(order, numbers, parameters, batch, records)
+            measured = first and self._measures(order)
+            total, told = self._sums(order, numbers, parameters, batch, records, measured=measured)
         else:
             assert self.moments is not None
             assert isinstance(batch.rows, Tensor)  # the clients themselves
             total = self.moments.sums(parameters, batch.rows)
         gradient = total / numbers.divisors
         if isinstance(order.clip, ClientClip):
-            return clip_rows(gradient, numbers.clip_norms[:, 0], order.clip.norm)
+            told = self._length_of(gradient, numbers, order.clip.norm) if first else None
+            gradient = clip_rows(gradient, numbers.clip_norms[:, 0], order.clip.norm)
         if isinstance(order.clip, ModelClip):  # a step that is no number counts as zero, and the others as they are
-            return torch.where(gradient.isfinite().all(dim=1, keepdim=True), gradient, 0.0)
-        return gradient
+            gradient = torch.where(gradient.isfinite().all(dim=1, keepdim=True), gradient, 0.0)
+        return gradient, told
 
     def _sums(
         self,
@@ -122,15 +159,19 @@ class LocalSteps:
         batch: Batch,
         records: Records,
         factors: Tensor | None = None,
-    ) -> Tensor:
-        """Return Σ_r gradient of record r, clipped if so ordered, for each client [k, d].
+        *,
+        measured: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return Σ_r gradient of record r, clipped if so ordered, for each client [k, d]; and what its clip did.
 
         factors: [k, 1], how much the records of each client count in one sum over all clients, [1, d].
+        measured: whether to say what the clip did (`beside`).
         """
         clients, count = len(numbers.divisors), len(records)
         sums = 1 if factors is not None else clients
+        lengths = [parameters.new_zeros(0)] if measured else None
         if count == 0:
-            return parameters.new_zeros(sums, parameters.shape[-1])
+            return parameters.new_zeros(sums, parameters.shape[-1]), _what_clips_did(lengths, numbers, None)
         counts = batch.real
         if factors is not None:
             spread = factors.expand(-1, count // clients).flatten()
@@ -142,10 +183,18 @@ class LocalSteps:
         careful = self.careful or (bound is None and not isinstance(order.batch, Full))  # whose gaps are zeros
         if parameters.ndim == 1 and sums > 1 and parameters.is_cuda:
             parameters = parameters.expand(clients, -1)  # with sums apart, batched products are faster from the start
-        return sums_of(
+        total = sums_of(
             self.layers, parameters, records, counts, sums, self.rows, bound=bound, powers=powers, careful=careful,
-            forgiving=order.clip is not None,
+            forgiving=order.clip is not None, lengths=lengths,
         )  # fmt: skip
+        return total, _what_clips_did(lengths, numbers, batch.real)
+
+
+def _what_clips_did(lengths: list[Tensor] | None, numbers: Columns, real: Tensor | None) -> Tensor | None:
+    if lengths is None:
+        return None
+    rows = torch.cat(lengths).view(len(numbers.divisors), -1)
+    return counts_and_lengths(rows, numbers.clip_norms, None if real is None else real.view_as(rows))
 
 
 def sums_of(
@@ -160,22 +209,24 @@ def sums_of(
     powers: Callable[[], Tensor] | None = None,
     careful: bool = False,
     forgiving: bool = False,
+    lengths: list[Tensor] | None = None,
 ) -> Tensor:
     """Return each client's sum over its records [clients, d], one client's so many at a time: it may exceed the memory.
 
-    parameters, counts, clients, bound, powers, careful, forgiving: as the layers take them.
+    parameters, counts, clients, bound, powers, careful, forgiving, lengths: as the layers take them.
     """
     shared = parameters[0] if parameters.ndim == 2 and len(parameters) == 1 else parameters
     if clients > 1 or len(records) <= rows:
         return layers.sums(
-            shared, records.x, records.y, counts, bound, clients, powers=powers, careful=careful, forgiving=forgiving
-        )
+            shared, records.x, records.y, counts, bound, clients, powers=powers, careful=careful, forgiving=forgiving,
+            lengths=lengths,
+        )  # fmt: skip
     total = shared.new_zeros(1, len(shared), dtype=torch.float64)
     for start in range(0, len(records), rows):
         some = slice(start, start + rows)
         limit = None if bound is None else (bound[0][some], bound[1])
         counted, x, y = None if counts is None else counts[some], records.x[some], records.y[some]
-        total += layers.sums(shared, x, y, counted, limit, 1, careful=careful, forgiving=forgiving)
+        total += layers.sums(shared, x, y, counted, limit, 1, careful=careful, forgiving=forgiving, lengths=lengths)
     return total
 
 

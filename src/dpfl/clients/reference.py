@@ -1,15 +1,17 @@
 """The reference client: the papers' local training as a plain loop. Every faster client must agree with it."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from dpfl.clients.beside import Told, beside, counts_and_lengths
 from dpfl.clients.draws import DrawnBy, batch_positions, own_stream
 from dpfl.clients.uploads import Engine, Request, Separate, Uploads
 from dpfl.federation import Records
-from dpfl.gradients.clipping import clip, sum_of_clipped
+from dpfl.gradients.clipping import clip, row_lengths, sum_of_clipped
 from dpfl.models import Model
 from dpfl.orders import NEEDS, ClientClip, Full, ModelClip, Need, Order, Poisson, Question, RecordClip, Shuffled
 from dpfl.privacy.ledger import Charged
@@ -56,11 +58,15 @@ class ReferenceClients:
     def perform(self, request: Request) -> Separate:
         """Return what each client of the cohort uploads: its update [d], noised as it was ordered; always apart."""
         self.model.module.train()
-        uploads = {}
+        uploads: dict[int, Tensor] = {}
+        told: Told = {}
         for client, paid in request.charged.items():
             batches, noise, layers = (
                 own_stream(self.streams, purpose, client, request) for purpose in ("batches", "noise", "layers")
             )
+            asked: list[Tensor] | None = None
+            if paid.order.count_noise is not None or "length" in request.questions:
+                asked = []
             with layer_randomness(layers, request.broadcast.device):
                 uploads[client] = perform(
                     paid,
@@ -70,8 +76,11 @@ class ReferenceClients:
                     batches=batches,
                     noise=noise,
                     vectorised=self.vectorised,
+                    lengths=asked,
                 )
-        return Separate(uploads)
+            if asked is not None:
+                told[client] = _count_and_length(paid.order, asked)
+        return Separate(uploads, *beside(self.streams, request, told))
 
     def answer(
         self, questions: Sequence[Question], before: Tensor, uploads: Uploads, after: Tensor
@@ -79,13 +88,17 @@ class ReferenceClients:
         """Return what clients tell about the models before and after a round, without noise."""
         self.model.module.eval()
         sent = uploads.by_client if isinstance(uploads, Separate) else {}
-        asked = {"loss": range(len(self.records)), "curvature": sorted(sent), "curvature from the sum": sorted(sent)}
+        asked = {
+            "loss": range(len(self.records)), "curvature": sorted(sent), "curvature from the sum": sorted(sent),
+            "length": sorted(uploads.lengths),
+        }  # fmt: skip
         tell = {
             "loss": lambda client: self._loss(after, self.records[client]),
             "curvature": lambda client: self._curvature(before, before + sent[client], sent[client], client),
             "curvature from the sum": lambda client: self._curvature(
                 after, before + sent[client], before + sent[client] - after, client
             ),
+            "length": lambda client: uploads.lengths[client],
         }
         return {question: {client: tell[question](client) for client in asked[question]} for question in questions}
 
@@ -109,21 +122,27 @@ def perform(
     batches: Source,
     noise: Source,
     vectorised: bool = True,
+    lengths: list[Tensor] | None = None,
 ) -> Tensor:
     """Carry out one paid order and return the update (local − broadcast) [d].
 
     batches, noise: the sources that choose records and draw noise.
+    lengths: where it is put how long was what the clip shortens: the gradients of the first step, or the parameters.
     """
     order = charged.order
     # What a model has moved by is added up by itself: a difference of two models would be rounded before it is noised.
     start, moved = broadcast.double(), torch.zeros_like(broadcast, dtype=torch.float64)
     drawn = _batches(order.batch, records, batches)
+    measured = None if isinstance(order.clip, ModelClip) else lengths
     for rate in order.learning_rates:
         batch = drawn()
         parameters = (start + moved).to(broadcast.dtype)
-        gradient = _clipped_gradient(charged, model, parameters, batch, noise, vectorised)
+        gradient = _clipped_gradient(charged, model, parameters, batch, noise, vectorised, measured)
+        measured = None
         moved = moved - rate * (gradient + order.proximal * moved)
     if isinstance(order.clip, ModelClip):
+        if lengths is not None:
+            lengths.append(row_lengths([(start + moved)[None]], order.clip.norm))
         moved = clip(start + moved, order.clip.clip_norm, order.clip.norm) - start
     if order.noise_on == "upload":
         moved = _noised(charged, moved, noise)
@@ -146,8 +165,22 @@ def _batches(batch: Full | Poisson | Shuffled, records: Records, rng: Source) ->
     return lambda: records.take(torch.from_numpy(positions()).to(records.x.device))
 
 
+def _count_and_length(order: Order, lengths: list[Tensor]) -> tuple[float, float]:
+    """Return how many records were not clipped, from the middle on, and the median length of what was measured."""
+    found = torch.cat([torch.zeros(0, dtype=torch.float64), *(some.double().cpu() for some in lengths)])
+    bound = torch.full((1, 1), order.clip.clip_norm if order.clip else math.inf, dtype=torch.float64)
+    count, length = counts_and_lengths(found[None], bound)[0].tolist()
+    return count, length
+
+
 def _clipped_gradient(
-    charged: Charged, model: Model, parameters: Tensor, batch: Records, rng: Source, vectorised: bool
+    charged: Charged,
+    model: Model,
+    parameters: Tensor,
+    batch: Records,
+    rng: Source,
+    vectorised: bool,
+    lengths: list[Tensor] | None,
 ) -> Tensor:
     """Return the gradient that one step follows: clipped, noised where the order says so, and averaged.
 
@@ -159,13 +192,15 @@ def _clipped_gradient(
     noised = partial(_noised, charged, source=rng) if order.noise_on == "step" else Tensor.double
 
     if isinstance(order.clip, RecordClip):
-        total = _sum_of_clipped(order.clip, model, parameters, batch, vectorised)
+        total = _sum_of_clipped(order.clip, model, parameters, batch, vectorised, lengths)
         return noised(total) / expected
 
     gradient = torch.zeros_like(parameters)
     if len(batch):
         gradient = _gradient(order, model, parameters, batch) * (len(batch) / expected)
     if isinstance(order.clip, ClientClip):
+        if lengths is not None:
+            lengths.append(row_lengths([gradient[None].double()], order.clip.norm))
         gradient = clip(gradient, order.clip.clip_norm, order.clip.norm)
     if isinstance(order.clip, ModelClip) and not gradient.isfinite().all():  # the other steps count as they are
         gradient = torch.zeros_like(gradient)
@@ -183,11 +218,20 @@ def _gradient(order: Order, model: Model, parameters: Tensor, batch: Records) ->
         return torch.zeros_like(parameters)
 
 
-def _sum_of_clipped(bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool) -> Tensor:
+def _sum_of_clipped(
+    bound: RecordClip,
+    model: Model,
+    parameters: Tensor,
+    batch: Records,
+    vectorised: bool,
+    lengths: list[Tensor] | None = None,
+) -> Tensor:
     total = torch.zeros_like(parameters, dtype=torch.float64)
     rows = max(1, _GRADIENT_ENTRIES // model.dim)
     for start in range(0, len(batch), rows):
         chunk = slice(start, start + rows)
         gradients = model.record_gradients(parameters, batch.x[chunk], batch.y[chunk], vectorised=vectorised)
         total = total + sum_of_clipped(gradients, bound.clip_norm, bound.norm)
+        if lengths is not None:
+            lengths.append(row_lengths([block.double() for block in gradients], bound.norm))
     return total

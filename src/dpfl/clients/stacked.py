@@ -21,6 +21,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from dpfl.clients.answers import Answers
+from dpfl.clients.beside import Told, beside, told_by, weighed
 from dpfl.clients.chunks import Chunk, Columns, by_kind
 from dpfl.clients.cores import Cores, one_core
 from dpfl.clients.draws import (
@@ -37,8 +38,8 @@ from dpfl.clients.draws import (
     own_stream,
     room_for,
 )
-from dpfl.clients.graphs import Graphs
-from dpfl.clients.local_steps import LocalSteps, has_late_noise, is_one_batch
+from dpfl.clients.graphs import Graphs, Results
+from dpfl.clients.local_steps import LocalSteps, Trained, has_late_noise, is_one_batch
 from dpfl.clients.pool import Batch, Pool
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.uploads import Engine, Request, Separate, Summed, Uploads
@@ -117,8 +118,11 @@ class StackedClients:
         if not request.charged:  # coins may leave a round to nobody
             return Separate({}) if request.separate else Summed(torch.zeros_like(request.broadcast), ())
         if request.separate or self.drawn_by == "client" or self._is_exact_laplace(request):
-            return Separate(self._one_by_one(request))
-        return Summed(self._sum(request), tuple(request.charged))
+            updates, told = self._one_by_one(request)
+            return Separate(updates, *beside(self.streams, request, told))
+        total, told = self._sum(request)
+        counts, lengths = beside(self.streams, request, told)
+        return Summed(total, tuple(request.charged), weighed(request, counts), lengths)
 
     def answer(
         self, questions: Sequence[Question], before: Tensor, uploads: Uploads, after: Tensor
@@ -132,51 +136,59 @@ class StackedClients:
         room = min(self._room, _GPU_GRAPH)  # what is larger keeps a GPU busy alone, and is filled up to no other's size
         answers = Answers(self._pool, room, self._rows(footprint), footprint, self._spread)
         sent = uploads.by_client if isinstance(uploads, Separate) else {}
-        tell = {"loss": partial(answers.losses, self._layers, after),
+        tell: dict[Question, Callable[[], dict[int, float]]] = {
+                "loss": partial(answers.losses, self._layers, after),
                 "curvature": partial(answers.curvatures, before, sent),
-                "curvature from the sum": partial(answers.curvatures, before, sent, after)}  # fmt: skip
+                "curvature from the sum": partial(answers.curvatures, before, sent, after),
+                "length": lambda: dict(uploads.lengths),
+        }  # fmt: skip
         return {question: tell[question]() for question in questions}
 
-    def _one_by_one(self, request: Request) -> dict[int, Tensor]:
+    def _one_by_one(self, request: Request) -> tuple[dict[int, Tensor], Told]:
         """Return each client's upload; what a cohort draws adds up to what it draws where nobody looks."""
         kinds = by_kind(request.charged)
         chunks = self._chunks(kinds)
         train = partial(self._updates, request)
-        updates = list(self._on_chunks(partial(train, careful=False), chunks))
-        if not all(math.isfinite(_health(chunk, update)) for chunk, update in zip(chunks, updates, strict=True)):
-            updates = list(self._on_chunks(partial(train, careful=True), chunks))
-        pairs = zip(chunks, updates, strict=True)
+        parts = list(self._on_chunks(partial(train, careful=False), chunks))
+        if not all(math.isfinite(_health(chunk, part.moved)) for chunk, part in zip(chunks, parts, strict=True)):
+            parts = list(self._on_chunks(partial(train, careful=True), chunks))
+        pairs = zip(chunks, (part.moved for part in parts), strict=True)
         found = {client: update for chunk, rows in pairs for client, update in zip(chunk.clients, rows, strict=True)}
         if self.drawn_by == "cohort" and self.streams.fast:
             for kind in kinds:
                 if has_late_noise(kind.order):
                     noises = self._late_noise_each(request, kind)
                     found |= {client: found[client] + one for client, one in zip(kind.clients, noises, strict=True)}
-        return {client: found[client].to(request.broadcast.dtype) for client in request.charged}
+        told = told_by(chunks, [part.told for part in parts])
+        return {client: found[client].to(request.broadcast.dtype) for client in request.charged}, told
 
-    def _sum(self, request: Request) -> Tensor:
+    def _sum(self, request: Request) -> tuple[Tensor, Told]:
         """Return Σ_i weights[i]·upload_i; noise on which nothing is trained any more is drawn once for all."""
         kinds = by_kind(request.charged)
         chunks = self._chunks(kinds)
-        total, health = self._add_up(request, chunks, careful=False)
+        total, health, told = self._add_up(request, chunks, careful=False)
         late = [kind for kind in kinds if has_late_noise(kind.order)]
         add_noise = partial(self._add_late_noise, self.streams, late, request)
         noised = add_noise(total)
         if math.isfinite(health):  # only now is the device asked how it went: it has been working all the while
-            return noised
-        total, _ = self._add_up(request, chunks, careful=True)
-        return add_noise(total)  # the same noise: nobody has seen the other sum
+            return noised, told_by(chunks, told)
+        total, _, told = self._add_up(request, chunks, careful=True)
+        return add_noise(total), told_by(chunks, told)  # the same noise: nobody has seen the other sum
 
-    def _add_up(self, request: Request, chunks: Sequence[Chunk], *, careful: bool) -> tuple[Tensor, Tensor]:
-        """Return Σ_i weights[i]·update_i without late noise, and a number that is finite if all went well."""
+    def _add_up(
+        self, request: Request, chunks: Sequence[Chunk], *, careful: bool
+    ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+        """Return Σ_i weights[i]·update_i without late noise, a number that is finite if all went well, and the told."""
         work = partial(self._weighted, request, careful=careful)
         total = health = None
-        for part, healthy in self._on_chunks(work, chunks):  # which hold until the next are made
+        told: list[Tensor | None] = []
+        for part, healthy, tells in self._on_chunks(work, chunks):  # which hold until the next are made
             total = part.clone() if total is None else total + part
             health = healthy.clone() if health is None else health + healthy
+            told.append(None if tells is None else tells.clone())
         assert total is not None
         assert health is not None
-        return total, health
+        return total, health, told
 
     def _add_late_noise(self, streams: Streams, kinds: Sequence[Chunk], request: Request, total: Tensor) -> Tensor:
         """Add to a sum of updates [d] the noise that clients of these kinds add last, weighed as their uploads are."""
@@ -221,10 +233,10 @@ class StackedClients:
             return streams.secret.generator(purpose, **name)
         return streams.secret.seed_device(self._rng, purpose, **name)
 
-    def _weighted(self, request: Request, layers: Layered, chunk: Chunk, *, careful: bool) -> tuple[Tensor, Tensor]:
+    def _weighted(self, request: Request, layers: Layered, chunk: Chunk, *, careful: bool) -> Results:
         """Return the weighted sum of a chunk's updates without the noise that is drawn for all, and its health."""
         broadcast = request.broadcast
-        steps, table = self._steps(layers, chunk, careful), chunk.table(request.weights)
+        steps, table = self._steps(layers, chunk, careful, request), chunk.table(request.weights)
         if self._rng is not None and (self.streams.fast or not chunk.draws):
             return self._on_gpu(steps, chunk, table, request)
         table = table.to(broadcast.device)
@@ -232,10 +244,10 @@ class StackedClients:
         batch = draws.batch if draws is not None and chunk.is_sampled else self._always(chunk)
         noise = _no_noise if draws is None else draws.add_noise
         with self._randomness(chunk, request):
-            total = steps.weighted_sum(chunk.order, Columns.of(table), broadcast, batch, noise)
-            return total, _health(chunk, total)
+            total, told = steps.weighted_sum(chunk.order, Columns.of(table), broadcast, batch, noise)
+            return total, _health(chunk, total), told
 
-    def _on_gpu(self, steps: LocalSteps, chunk: Chunk, table: Tensor, request: Request) -> tuple[Tensor, Tensor]:
+    def _on_gpu(self, steps: LocalSteps, chunk: Chunk, table: Tensor, request: Request) -> Results:
         """Return the same; a batch that was cut is not healthy. What is short is recorded, and replayed later."""
         assert self._rng is not None
         broadcast = request.broadcast
@@ -247,16 +259,16 @@ class StackedClients:
         sampled = [draws.facts] if chunk.is_sampled and draws is not None else None
         given = sampled or [one for one in whole if isinstance(one, Tensor)]
 
-        def train(broadcast: Tensor, table: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+        def train(broadcast: Tensor, table: Tensor, *given: Tensor) -> Results:
             rows = whole.rows if isinstance(whole.rows, slice) else given[0]
             fixed = Batch(rows, None if whole.real is None else given[-1])
             noise = _no_noise if draws is None else draws.add_noise
             if draws is None or not chunk.is_sampled:
-                total = steps.weighted_sum(chunk.order, Columns.of(table), broadcast, lambda: fixed, noise)
-                return total, _health(chunk, total)
+                total, told = steps.weighted_sum(chunk.order, Columns.of(table), broadcast, lambda: fixed, noise)
+                return total, _health(chunk, total), told
             draws.begin(given[0])
-            total = steps.weighted_sum(chunk.order, Columns.of(table), broadcast, draws.batch, noise)
-            return total, _health(chunk, total).masked_fill(draws.cut, torch.nan)
+            total, told = steps.weighted_sum(chunk.order, Columns.of(table), broadcast, draws.batch, noise)
+            return total, _health(chunk, total).masked_fill(draws.cut, torch.nan), told
 
         size = len(chunk.clients) * self._cost(chunk, max(self._pool.sizes[client] for client in chunk.clients))
         if steps.careful or steps.layers.random or size > _GPU_GRAPH:
@@ -264,18 +276,18 @@ class StackedClients:
                 return train(*(one.to(broadcast.device) for one in (broadcast, table, *given)))
         fixed = (whole.rows.start, whole.rows.stop) if isinstance(whole.rows, slice) else None
         room = None if draws is None else (draws.room, draws.longest, draws.passes)
-        return self._graphs.run((chunk.kind, fixed, room), train, self._rng, broadcast, table, *given)
+        return self._graphs.run((chunk.kind, fixed, room, steps.measured), train, self._rng, broadcast, table, *given)
 
     def _drawn_on_gpu(self, chunk: Chunk, request: Request, *, roomy: bool) -> OnDevice:
         assert self._rng is not None
         self.streams.secret.seed_device(self._rng, "chunk", **of_cohort(chunk, request))
         return OnDevice(self._rng, self._pool, chunk, len(request.broadcast), roomy=roomy)
 
-    def _updates(self, request: Request, layers: Layered, chunk: Chunk, *, careful: bool) -> Tensor:
+    def _updates(self, request: Request, layers: Layered, chunk: Chunk, *, careful: bool) -> Trained:
         """Return what each client's model has moved by [k, d], with its noise but for what a cohort draws at last."""
         broadcast, draws = request.broadcast, self._draws(chunk, request)
         batch = draws.batch if chunk.is_sampled else self._always(chunk)
-        steps, columns = self._steps(layers, chunk, careful), Columns.of(chunk.table().to(broadcast.device))
+        steps, columns = self._steps(layers, chunk, careful, request), Columns.of(chunk.table().to(broadcast.device))
         late = isinstance(draws, EachClient) or not has_late_noise(chunk.order)
         with self._randomness(chunk, request):
             return steps.updates(chunk.order, columns, broadcast, batch, draws.add_noise, late_noise=late)
@@ -293,9 +305,9 @@ class StackedClients:
         draws.begin(draws.facts.to(request.broadcast.device))
         return draws
 
-    def _steps(self, layers: Layered, chunk: Chunk, careful: bool) -> LocalSteps:
-        moments = self._moments if self._by_moments(chunk) else None
-        return LocalSteps(layers, self._pool, moments, self._rows(self._numbers_a_record(chunk)), careful)
+    def _steps(self, layers: Layered, chunk: Chunk, careful: bool, request: Request) -> LocalSteps:
+        moments, rows = self._moments if self._by_moments(chunk) else None, self._rows(self._numbers_a_record(chunk))
+        return LocalSteps(layers, self._pool, moments, rows, careful, measured="length" in request.questions)
 
     def _always(self, chunk: Chunk) -> Callable[[], Batch]:
         """Return all records of the clients in every step, or the clients themselves where moments stand for them."""
@@ -351,9 +363,9 @@ class StackedClients:
             draws = OneStream(streams[0], self._pool, whole, first, broadcasts.shape[1])
             batch = draws.batch if chunk.is_sampled else self._always(whole)
             starts = broadcasts.repeat(len(chunk.clients), 1)
-            steps = self._steps(self._layers, chunk, False)
+            steps = self._steps(self._layers, chunk, False, first)
             with one_core() if self._rng is None and self._is_tiny([whole]) else nullcontext():
-                updates = steps.updates(chunk.order, columns, starts, batch, draws.add_noise, late_noise=False)
+                updates, _ = steps.updates(chunk.order, columns, starts, batch, draws.add_noise, late_noise=False)
                 total += (updates * columns.weights).view(len(chunk.clients), times, -1).sum(dim=0)
         if not math.isfinite(_health(kinds[0][0], total)):
             return self._in_turn(requests, streams)

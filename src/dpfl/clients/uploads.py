@@ -1,7 +1,7 @@
 """What is asked of the clients in a round, what they give back, and who they may be."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -22,6 +22,7 @@ class Request:
     broadcast: Tensor  # the model [d] that they start from
     weights: Mapping[int, float]  # how much each upload counts
     separate: bool = False  # whether somebody looks at uploads one by one
+    questions: tuple[Question, ...] = ()  # that follow; lengths are known while training only
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Summed:
 
     total: Tensor  # Σ_i weights[i]·upload_i, [d]
     clients: tuple[int, ...]
+    counts: float | None = None  # Σ_i weights[i]·count_i/(records in i's batch), noised; None: nobody counted
+    lengths: Mapping[int, float] = field(default_factory=dict)  # of what each clipped, without noise, if that was asked
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Separate:
     """Uploads one by one, as they came."""
 
     by_client: Mapping[int, Tensor]  # [d] each
+    counts: Mapping[int, float] = field(default_factory=dict)  # beside them, noised, where orders asked for it
+    lengths: Mapping[int, float] = field(default_factory=dict)  # of what each clipped, without noise, if that was asked
 
     @property
     def clients(self) -> tuple[int, ...]:

@@ -113,6 +113,7 @@ class Layered:
         powers: Callable[[], Tensor] | None = None,
         careful: bool = False,
         forgiving: bool = True,
+        lengths: list[Tensor] | None = None,
     ) -> Tensor:
         """Return Σ_r counts[r]·(clipped) gradient of record r for each client, [clients, d].
 
@@ -124,6 +125,7 @@ class Layered:
         careful: leave out gradients that are not finite, or those of gaps where none are clipped, and clip in double
             precision what single precision cannot. Else one of either kind makes the sum not finite.
         forgiving: whether a record that cannot be computed has a gradient that is no number, and is no error.
+        lengths: where the norms of the records before the clip [R] are put, for who wants to know them.
         """
         counts = None if counts is None else counts.to(parameters.dtype)
         # What is not clipped record by record is the derivative of one number: the losses, as they count.
@@ -133,7 +135,10 @@ class Layered:
             powers=powers, apart=bound is not None or clients > 1, measured=bound is not None, forgiving=forgiving,
         )  # fmt: skip
         if bound is not None:
-            return self._clipped(gradients, parameters, x, counts, bound, clients, careful)
+            total, found = self._clipped(gradients, parameters, x, counts, bound, clients, careful)
+            if lengths is not None:
+                lengths.append(found)
+            return total
         if weighed:
             counts = None
         elif counts is not None:  # a gap's gradient may be anything, and zero times that no zero
@@ -149,24 +154,28 @@ class Layered:
         bound: tuple[Tensor, Norm],
         clients: int,
         careful: bool,
-    ) -> Tensor:
-        """Return the sums of clipped gradients; with care, all that can be scaled as without, and the others apart.
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sums of clipped gradients, and how long these were.
 
-        So what one record needs changes no bit of what others contribute.
+        With care, all that can be scaled is, as without, and the others apart: so what one record needs changes no bit
+        of what others contribute.
         """
         dtype, (clip_norms, norm), room = parameters.dtype, bound, _room(parameters.dtype, x)
-        scales = _scales(_lengths(gradients, norm), clip_norms, room, torch.finfo(dtype).max ** 0.45)
+        lengths = _lengths(gradients, norm)
+        scales = _scales(lengths, clip_norms, room, torch.finfo(dtype).max ** 0.45)
         if not careful:
-            return self._weighted(gradients, parameters, _times(scales.to(dtype), counts), clients)
+            return self._weighted(gradients, parameters, _times(scales.to(dtype), counts), clients), lengths
         broken = torch.isnan(scales)
         told = {name: part.without(broken) for name, part in gradients.items()}
         total = self._weighted(told, parameters, _times(scales.masked_fill(broken, 0).to(dtype), counts), clients)
         rest = {name: part.without(~broken).doubled() for name, part in gradients.items()}
-        scales = _scales(_lengths(rest, norm), clip_norms, room, torch.finfo(torch.float64).max ** 0.45)
+        others = _lengths(rest, norm)
+        scales = _scales(others, clip_norms, room, torch.finfo(torch.float64).max ** 0.45)
         hopeless = torch.isnan(scales)
         rest = {name: part.without(hopeless) for name, part in rest.items()}
         scales = scales.masked_fill(hopeless | ~broken, 0)
-        return (total.double() + self._weighted(rest, parameters, _times(scales, counts), clients)).to(dtype)
+        total = (total.double() + self._weighted(rest, parameters, _times(scales, counts), clients)).to(dtype)
+        return total, torch.where(broken, others.masked_fill(hopeless, torch.nan), lengths)
 
     def _weighted(
         self, gradients: dict[str, RecordGradients], parameters: Tensor, counts: Tensor | None, clients: int

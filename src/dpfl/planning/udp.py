@@ -68,7 +68,7 @@ def optimal_rounds(*, contraction: float, initial_gap: float, noise: float, cons
 
 def predicted(system: UDP, facts: Facts, constants: Constants, form: Form) -> float:
     """Return the bound on the loss above its least value for this system."""
-    clients = len(facts.sizes)
+    clients, clip = len(facts.sizes), _clip_of_one_step(system)
     curvature, smoothness = constants.need("polyak_lojasiewicz", "smoothness")
     gap, divergence = constants.need("initial_gap", "divergence")
     require_convex(curvature, system.name, "polyak_lojasiewicz (l)")
@@ -84,8 +84,24 @@ def predicted(system: UDP, facts: Facts, constants: Constants, form: Form) -> fl
     }  # fmt: skip
     if form == "general":
         return bound(**common, variance=round_noise(system, facts))
-    largest = 2 * system.lr * system.clip / min(facts.sizes)  # Δ = 2ηC/n_i of the smallest client
+    largest = 2 * system.lr * clip / min(facts.sizes)  # Δ = 2ηC/n_i of the smallest client
     return paper_bound(**common, sensitivity=largest, budgets=system.budgets(clients))
+
+
+def _clip_of_one_step(system: UDP) -> float:
+    """Return the C of one full-batch step on clipped gradients; refuse all that Theorem 2 is not about."""
+    if isinstance(system.clip, str):
+        raise Void(
+            f"clip must be a number for the bound of {system.name}, whose noise is the same in every round, was"
+            f" {system.clip!r}; give one, or use --method pilot"
+        )
+    steps = system.local_steps if system.local_epochs is None else system.local_epochs
+    if system.clips_parameters or steps > 1:
+        raise Void(
+            f"clipping must be 'record' and local_steps 1 for the bound of {system.name}, which is for one full-batch"
+            f" step, were {system.clipping or 'record'!r} and {steps}; leave them out, or use --method pilot"
+        )
+    return system.clip
 
 
 PLANNER = Planner(

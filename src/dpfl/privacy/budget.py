@@ -78,7 +78,7 @@ class Promise:
     noise: Literal["fixed", "adaptive"] = "fixed"  # in advance, or chosen along the way (a dearer filter if sampled)
     against: tuple[Observer, ...] = ("server",)  # to whom it is a promise; the certificate covers the others too
     exposures: int | None = None  # uploads of a client that an eavesdropper sees at most; None: nobody listens
-    claimed_sensitivity: float = 1.0  # what the paper takes for it, as a share of what the clipping proves
+    claimed_sensitivity: float | tuple[float, ...] = 1.0  # the paper's, as a share of the proved one; or one a client
     uncounted: tuple[str, ...] = ()  # private values that leave a client without noise, by name
     cautions: tuple[str, ...] = ()  # where the paper's claim is known not to hold
 
@@ -88,7 +88,13 @@ class Promise:
                 f"uncounted must be empty in tight calibration, which leaves nothing out, was {self.uncounted!r}; use"
                 " public data or what was already noised, or pay for it"
             )
-        require_positive("claimed_sensitivity", self.claimed_sensitivity, "use 1 where the paper's is the proved one")
+        for share in _each(self.claimed_sensitivity):
+            require_positive("claimed_sensitivity", share, "use 1 where the paper's is the proved one")
+        if isinstance(self.claimed_sensitivity, tuple) and len(self.claimed_sensitivity) != len(self.budgets):
+            raise BadInput(
+                f"claimed_sensitivity must be one number or one for each of the {len(self.budgets)} clients, was"
+                f" {len(self.claimed_sensitivity)} numbers; give {len(self.budgets)} or a single one"
+            )
         if self.exposures is not None:
             require_count("exposures", self.exposures, "leave it out where nobody listens")
         if "uplink" in self.against and self.exposures is None:
@@ -99,6 +105,13 @@ class Promise:
                 f" {self.against!r}; add one"
             )
 
+    @property
+    def claimed_shares(self) -> tuple[float, ...] | None:
+        """Return what the paper takes for each client's sensitivity, as a share; None where it is the proved one."""
+        claimed = self.claimed_sensitivity
+        shares = claimed if isinstance(claimed, tuple) else (claimed,) * len(self.budgets)
+        return None if all(share == 1 for share in shares) else shares
+
     def to_plain(self) -> dict[str, Any]:
         """Return plain data for JSON."""
         return asdict(self) | {"budgets": [[budget.epsilon, budget.delta] for budget in self.budgets]}
@@ -106,12 +119,13 @@ class Promise:
     @staticmethod
     def from_plain(plain: dict[str, Any]) -> "Promise":
         """Read what `to_plain` wrote."""
+        listed = [field for field, value in plain.items() if isinstance(value, (list, tuple)) and field != "budgets"]
         return Promise(
             **plain
             | {
                 "budgets": tuple(Budget(*pair) for pair in plain["budgets"]),
             }
-            | {field: tuple(plain[field]) for field in ("against", "uncounted", "cautions")}
+            | {field: tuple(plain[field]) for field in listed}
         )
 
 

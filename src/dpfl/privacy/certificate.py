@@ -172,10 +172,13 @@ def _observed(
     if observer in promise.against:
         slack = min(budget.epsilon - epsilon for budget, epsilon in zip(promise.budgets, spent, strict=True))
         shown = replace(shown, slack=finite(slack))
-    if promise.claimed_sensitivity == 1:
+    shares = promise.claimed_shares
+    if shares is None:
         return shown
-    share = promise.claimed_sensitivity
-    believed = [Counter({replace(m, multiplier=m.multiplier / share): n for m, n in seen.items()}) for seen in view]
+    believed = [
+        Counter({replace(m, multiplier=m.multiplier / share): n for m, n in seen.items()})
+        for seen, share in zip(view, shares, strict=True)
+    ]
     return replace(shown, claimed_epsilon=finite(max(_priced(observer, believed, promise, allowed, filtered))),
                    claimed_basis="claimed")  # fmt: skip
 

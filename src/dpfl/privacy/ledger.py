@@ -13,7 +13,18 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from dpfl.errors import BadInput, BudgetRefused
-from dpfl.orders import GRID_SHARE, Gaussian, Neighbours, Norm, Order, Poisson, Unit, sensitivity
+from dpfl.orders import (
+    GRID_SHARE,
+    Gaussian,
+    Laplace,
+    Neighbours,
+    Norm,
+    Order,
+    Poisson,
+    Unit,
+    count_sensitivity,
+    sensitivity,
+)
 from dpfl.privacy.accounting import Mechanism
 from dpfl.privacy.allowed import Allowed, to_plain
 from dpfl.privacy.books import FAST, BookedRun, Books, Release, told_multiplier
@@ -30,19 +41,29 @@ class Charged:
     order: Order
     records: int  # the public number of records that the price was derived from, and that divides sums
     sensitivity: float | None = field(default=None, compare=False)  # of what is noised; None: nothing is promised
+    count_sensitivity: float | None = field(default=None, compare=False)  # of the count; None: nothing is, or promised
 
     @property
     def relative_noise(self) -> float:
         """Return the size of the noise in units of the sensitivity."""
-        assert self.order.noise is not None
-        if self.sensitivity is None:
-            raise BadInput("noise must be paid for before it is drawn, but this order was not; charge it to a ledger")
-        return self.order.noise.size / self.sensitivity
+        return _relative(self.order.noise, self.sensitivity)
+
+    @property
+    def relative_count_noise(self) -> float:
+        """Return the same of the noise on the count."""
+        return _relative(self.order.count_noise, self.count_sensitivity)
 
     @property
     def upload_sensitivity(self) -> float:
         """Return how far the client's data can move its upload, where that is the plain sum that was priced."""
         return (self.sensitivity or 0.0) * (self.order.noise_in_upload(self.records) or 1.0)
+
+
+def _relative(noise: Gaussian | Laplace | None, bound: float | None) -> float:
+    assert noise is not None
+    if bound is None:
+        raise BadInput("noise must be paid for before it is drawn, but this order was not; charge it to a ledger")
+    return noise.size / bound
 
 
 class Ledger:
@@ -156,14 +177,18 @@ class Ledger:
         for client, order in orders.items():
             what = id(order), self.sizes[client]
             if what not in written:
-                written[what] = Charged(order, self.sizes[client], self._sensitivity(order, self.sizes[client]))
+                written[what] = Charged(order, self.sizes[client], *self._sensitivities(order, self.sizes[client]))
             receipts[client] = written[what]
         return receipts
 
-    def _sensitivity(self, order: Order, records: int) -> float | None:
+    def _sensitivities(self, order: Order, records: int) -> tuple[float | None, float | None]:
         if self.promise is None:
-            return None
-        return _sensitivity(order, records, unit=self.promise.unit, neighbours=self.promise.neighbours)
+            return None, None
+        unit, neighbours = self.promise.unit, self.promise.neighbours
+        return _sensitivity(order, records, unit=unit, neighbours=neighbours), (
+            None if order.count_noise is None
+            else count_sensitivity(order, records=records, unit=unit, neighbours=neighbours)
+        )  # fmt: skip
 
     def _write(self, releases: Mapping[int, Release | None]) -> Mapping[int, Release | None]:
         """Leave out those whose lifetime is spent and put the charges of the others on disk, as one."""
@@ -265,6 +290,8 @@ class Ledger:
 def release_of(order: Order, records: int, *, unit: Unit, neighbours: Neighbours) -> Release:
     """Derive what an order lets out.
 
+    A count beside the upload is of the same batch and is let out with it: both together are one Gaussian release.
+
     Sampling amplifies where one record is added or removed and every noised value comes from one sampled batch. In all
     other cases the price is that of the noise alone, which holds whichever records were drawn.
     """
@@ -277,6 +304,9 @@ def release_of(order: Order, records: int, *, unit: Unit, neighbours: Neighbours
     amplified = isinstance(order.batch, Poisson) and one_batch and unit == "record" and neighbours == "add-remove"
     rate = order.batch.sampling_rate if amplified and isinstance(order.batch, Poisson) else 1.0
     multiplier = size / bound
+    if order.count_noise is not None:  # one Gaussian of both, each in its own units: their μ² add up
+        counted = count_sensitivity(order, records=records, unit=unit, neighbours=neighbours) * (1 + GRID_SHARE)
+        multiplier = 1 / math.hypot(1 / multiplier, counted / order.count_noise.std)
     if rate < 1:  # ten digits, rounded down: distributions are found again when the same noise was computed another way
         multiplier = float(f"{multiplier * (1 - 1e-9):.9e}")
     mechanism = Mechanism("gaussian" if gaussian else "laplace", multiplier, rate)

@@ -1,11 +1,11 @@
 """FedProx without privacy: FedAvg whose clients are pulled towards the broadcast model (Li et al., 2020)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dpfl.errors import require_count, require_not_negative
+from dpfl.errors import require_not_negative
 from dpfl.orders import Order
-from dpfl.systems.system import State, System, batch_of
+from dpfl.systems.system import ADDED_0_3, State, System, local_training, require_local_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,19 +18,27 @@ class FedProx(System[State]):
     lr: float = 0.5
     proximal: float = 0.1  # μ
     sampling_rate: float | None = None  # chance of each record to be in a step's batch; None for full batches
+    local_epochs: int | None = field(
+        default=None, metadata=ADDED_0_3
+    )  # passes over a client's records, instead of local_steps
+    batch_size: int | None = field(default=None, metadata=ADDED_0_3)  # records a step, shuffled
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_count("local_steps", self.local_steps, "take at least one local step a round")
-        batch_of(self.sampling_rate)
+        require_local_training(
+            self.local_steps, self.local_epochs, self.batch_size, usual_steps=type(self).local_steps,
+            sampling_rate=self.sampling_rate,
+        )  # fmt: skip
         require_not_negative("proximal", self.proximal, "use 0 for no pull")
 
     def orders(self, state: State) -> dict[int, Order]:
         """Order the same proximal local training from everyone."""
-        order = Order(
-            steps=self.local_steps,
-            learning_rate=self.rate(state.round),
-            batch=batch_of(self.sampling_rate),
-            proximal=self.proximal,
+        sizes = state.problem.sizes
+        orders = {records: self._order(state.round, records) for records in {sizes[client] for client in state.cohort}}
+        return {client: orders[sizes[client]] for client in state.cohort}
+
+    def _order(self, done: int, records: int) -> Order:
+        local = local_training(
+            self.local_steps, self.local_epochs, self.batch_size, records, sampling_rate=self.sampling_rate
         )
-        return dict.fromkeys(state.cohort, order)
+        return Order(**local, learning_rate=self.rate(done), proximal=self.proximal)

@@ -69,6 +69,7 @@ class Feedback:
     total: Tensor | None = None  # [d], the weighted sum of uploads with all noise on it; None before the first round
     public_loss: float | None = None  # None where there is no public data, or the system does not need it
     uploads: Mapping[int, Tensor] = field(default_factory=dict)  # one by one, for a system that needs them
+    counts: float | None = None  # Σ_i weights[i]·count_i/(records in i's batch), with all noise on it; None: not needed
     answers: Mapping[Question, Mapping[int, float]] = field(default_factory=dict)  # to what the system asked
 
 
@@ -188,11 +189,15 @@ class PrivateSystem(System[S]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive("clip", self.clip, "try 1.0")
+        self.require_clip()
         if self.delta is None:
             object.__setattr__(self, "delta", 0.0 if self.noise == "laplace" else 1e-3)
         assert self.delta is not None
         require_budgets(self.epsilon, self.delta, pure=self.noise == "laplace")
+
+    def require_clip(self) -> None:
+        """Check what is clipped to: a number, for most systems."""
+        require_positive("clip", self.clip, "try 1.0")
 
     @property
     def noise(self) -> NoiseLaw:
@@ -224,15 +229,56 @@ def batch_of(sampling_rate: float | None) -> Full | Poisson:
     return Full() if sampling_rate is None else Poisson(sampling_rate)
 
 
-def local_training(local_steps: int, local_epochs: int | None, batch_size: int | None, records: int) -> dict[str, Any]:
+def local_training(
+    local_steps: int,
+    local_epochs: int | None,
+    batch_size: int | None,
+    records: int,
+    *,
+    sampling_rate: float | None = None,
+) -> dict[str, Any]:
     """Return the steps and batches of an order: so many steps, or so many passes over a client's shuffled records.
 
     batch_size: records a step; None for all of them, where a pass is a step.
+    sampling_rate: of Poisson batches, which no pass is made of.
     """
-    batch = Full() if batch_size is None else Shuffled(batch_size)
+    batch = batch_of(sampling_rate) if batch_size is None else Shuffled(batch_size)
     if local_epochs is None:
         return {"steps": local_steps, "batch": batch}
-    return {"steps": local_epochs if isinstance(batch, Full) else batch.passes(local_epochs, records), "batch": batch}
+    return {"steps": batch.passes(local_epochs, records) if isinstance(batch, Shuffled) else local_epochs,
+            "batch": batch}  # fmt: skip
+
+
+def require_local_training(
+    local_steps: int,
+    local_epochs: int | None,
+    batch_size: int | None,
+    *,
+    usual_steps: int,
+    sampling_rate: float | None = None,
+) -> None:
+    """Refuse what `local_training` cannot make an order of, and options that say the same thing twice.
+
+    usual_steps: the local steps where none are given, which may stand beside passes.
+    """
+    require_count("local_steps", local_steps, "take at least one local step a round")
+    batch_of(sampling_rate)
+    if batch_size is not None:
+        require_count("batch_size", batch_size, "leave it out for all records in every step")
+    for name, value in (("local_epochs", local_epochs), ("batch_size", batch_size)):
+        if value is not None and sampling_rate is not None:
+            raise BadInput(
+                f"{name} must be left out with sampling_rate, whose batches make up no passes, was {value}; give the"
+                " one or the other"
+            )
+    if local_epochs is None:
+        return
+    require_count("local_epochs", local_epochs, "leave it out to count local steps")
+    if local_steps != usual_steps:
+        raise BadInput(
+            f"local_steps must be left out with local_epochs, which says how many there are, was {local_steps}; give"
+            " the one or the other"
+        )
 
 
 def planned_replies(problem: Problem, first: int, last: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""UDP: one full-batch step with per-record clipping, noised before upload; with CRD (Wei et al., udp-crd).
+"""UDP: clipped local training, noised before upload, in one full-batch step or several; with CRD (Wei et al., udp-crd).
 
 Each client i has its own (ε_i, δ_i) and n_i, and so its own noise. The paper's name says user-level; its proof, and our
 promise, is for one record replaced by another. Communication-rounds discounting (CRD) cuts the rounds that are left by
@@ -9,21 +9,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from dpfl.errors import BadInput, require_not_negative
-from dpfl.orders import Gaussian, Need, Order, RecordClip, sensitivity
-from dpfl.privacy.budget import Promise
+from dpfl.orders import Need, Order
+from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.calibration import gaussian_noise_stds
 from dpfl.privacy.paper_formulas import udp_cautions, udp_noise_std, udp_recomputed_noise_std
-from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, planned_replies
+from dpfl.systems.clipped_training import ClippedState, ClippedTraining
+from dpfl.systems.clipped_training import record_sensitivity as record_sensitivity
+from dpfl.systems.system import Feedback, Problem, planned_replies
 
 
 @dataclass(frozen=True, kw_only=True)
-class UDPState(State):
-    """The state, the noise that each client adds now, and what the controller remembers."""
+class UDPState(ClippedState):
+    """The state, the noise that each client adds now, and what the controller remembers.
+
+    Noise is in terms of the first C and learning rate: where these change, it changes with the sensitivity.
+    """
 
     noise_stds: tuple[float, ...]
     precisions: tuple[float, ...]  # Σ 1/σ_i² over the rounds that count for client i
@@ -31,12 +36,11 @@ class UDPState(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UDP(PrivateSystem[UDPState]):
+class UDP(ClippedTraining[UDPState]):
     """K random clients, w_i = w − (η/n_i)·Σ_m clip(g_{i,m}, C) + N(0, σ_i²I), weighed by n_i."""
 
     name: ClassVar[str] = "udp"
     rounds: int = 100
-    lr: float = 2.0
     discount: float | None = None  # CRD's β: the part of the rounds left that is kept; None: no discounting
     least_gain: float = 1e-3  # CRD's ζ: a round that lowers the loss by less is followed by a discount
 
@@ -45,18 +49,12 @@ class UDP(PrivateSystem[UDPState]):
         if self.discount is not None and not 0 < self.discount < 1:
             raise BadInput(f"discount must be above 0 and below 1, was {self.discount!r}; try 0.9")
         require_not_negative("least_gain", self.least_gain, "try 1e-3")
-        if self.calibration == "paper" and self.cohort is not None and self.scheduling != "random":
-            raise BadInput(
-                f"scheduling must be 'random' in UDP's paper calibration, whose noise counts on chance (q = K/N), was"
-                f" {self.scheduling!r}; calibrate tightly, or leave it out"
-            )
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Return the loss that CRD watches: on clients' data in the paper, on public data in tight calibration."""
-        if self.discount is None:
-            return frozenset()
-        return frozenset({"loss"} if self.calibration == "paper" else {"public loss"})
+        """Add the loss that CRD watches: on clients' data in the paper, on public data in tight calibration."""
+        watched: frozenset[Need] = frozenset({"loss"} if self.calibration == "paper" else {"public loss"})
+        return super().needs | (watched if self.discount is not None else frozenset())
 
     def promise(self, sizes: Sequence[int]) -> Promise:
         """Promise (ε_i, δ_i) for a record, against the server."""
@@ -67,23 +65,29 @@ class UDP(PrivateSystem[UDPState]):
             neighbours="replace",
             calibration=self.calibration,
             noise="fixed" if self.discount is None else "adaptive",
+            claimed_sensitivity=self.claimed_sensitivity(sizes),
             uncounted=self.uncounted,
             cautions=udp_cautions(granted) if self.calibration == "paper" else (),
         )
 
     def begin(self, problem: Problem, model: Tensor, feedback: Feedback) -> UDPState:
         """Choose each client's noise for the rounds that are planned."""
-        nothing = (0.0,) * len(problem.sizes)
-        state = UDPState(problem=problem, model=model, rounds=self.rounds, noise_stds=nothing, precisions=nothing)
+        nothing, clip = (0.0,) * len(problem.sizes), self.begin_clip(model)
+        state = UDPState(
+            problem=problem, model=model, rounds=self.rounds, clip=clip, first_clip=clip,
+            bounds=self.first_bounds(clip, problem.sizes), noise_stds=nothing, precisions=nothing,
+        )  # fmt: skip
         state = replace(state, noise_stds=self._noise_stds(state))
         return state if self.discount is None else replace(state, loss=self._watched(problem, feedback))
 
     def orders(self, state: UDPState) -> dict[int, Order]:
-        """Order one clipped step, with each client's own noise on the upload."""
-        return {client: self._order(Gaussian(state.noise_stds[client])) for client in state.cohort}
+        """Order clipped training, with each client's own noise on the upload."""
+        return self.noised_orders(state, {client: state.noise_stds[client] for client in state.cohort})
 
     def adapt(self, state: UDPState, feedback: Feedback) -> UDPState:
-        """Discount the rounds where the loss fell by less than ζ, and share each budget's rest among those left."""
+        """Follow the median; discount the rounds where the loss fell by less than ζ, and share each budget's rest."""
+        if self.follows_the_median:
+            state = replace(state, clip=self.next_clip(state, feedback))
         if self.discount is None:
             return state
         # The paper's sum runs over all rounds, its factor q stands for chance; a true one over those answered.
@@ -112,25 +116,16 @@ class UDP(PrivateSystem[UDPState]):
             )
         return feedback.public_loss
 
-    def _order(self, noise: Gaussian | None) -> Order:
-        return clipped_step(self.lr, self.clip, noise)
-
     def _noise_stds(self, state: UDPState) -> tuple[float, ...]:
         """Share what is left of each budget among the rounds that are left."""
-        problem, granted = state.problem, self.budgets(len(state.problem.sizes))
-        bounds = [record_sensitivity(self._order(None), records) for records in problem.sizes]  # Δ_i = 2ηC/n_i
+        problem, granted, bounds = state.problem, self.budgets(len(state.problem.sizes)), state.bounds
         if self.calibration == "tight":
             spent = [bound**2 * sum_ for bound, sum_ in zip(bounds, state.precisions, strict=True)]
             replies = planned_replies(problem, state.round + 1, state.rounds)
             return tuple(gaussian_noise_stds(bounds, replies, granted, spent))
-        rate = (self.cohort or len(problem.sizes)) / len(problem.sizes)
         if state.round == 0:
-            return tuple(
-                udp_noise_std(
-                    sensitivity=bound, cohort_rate=rate, rounds=state.rounds, epsilon=grant.epsilon, delta=grant.delta
-                )
-                for bound, grant in zip(bounds, granted, strict=True)
-            )
+            return papers_noise_stds(self, bounds, granted)
+        rate = self.cohort_rate(len(bounds))
         return tuple(
             udp_recomputed_noise_std(
                 sensitivity=bound, cohort_rate=rate, rounds=state.rounds, done=state.round,
@@ -140,11 +135,14 @@ class UDP(PrivateSystem[UDPState]):
         )  # fmt: skip
 
 
-def clipped_step(lr: float, clip: float, noise: Gaussian | None) -> Order:
-    """Order one full-batch step with per-record clipping and noise on the upload."""
-    return Order(steps=1, learning_rate=lr, clip=RecordClip(clip), noise=noise, noise_on="upload")
-
-
-def record_sensitivity(order: Order, records: int) -> float:
-    """Return how far one replaced record moves the upload."""
-    return sensitivity(order, records=records, unit="record", neighbours="replace", norm=2)
+def papers_noise_stds(
+    system: ClippedTraining[Any], bounds: Sequence[float], granted: Sequence[Budget]
+) -> tuple[float, ...]:
+    """Return each client's noise by equation (10), for all rounds that are planned."""
+    rate = system.cohort_rate(len(bounds))
+    return tuple(
+        udp_noise_std(
+            sensitivity=bound, cohort_rate=rate, rounds=system.rounds, epsilon=grant.epsilon, delta=grant.delta
+        )
+        for bound, grant in zip(bounds, granted, strict=True)
+    )

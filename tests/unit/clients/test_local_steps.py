@@ -43,8 +43,8 @@ def moved(
     steps = LocalSteps(Layered(MODEL, POOL.x), POOL, None, rows, careful=False)
     numbers, batch = Columns.of(chunk.table(weights)), POOL.whole([0, 1])
     if weights is None:
-        return steps.updates(order, numbers, ONE, lambda: batch, noise, late_noise=late_noise).flatten().tolist()
-    return steps.weighted_sum(order, numbers, ONE, lambda: batch, noise).tolist()
+        return steps.updates(order, numbers, ONE, lambda: batch, noise, late_noise=late_noise).moved.flatten().tolist()
+    return steps.weighted_sum(order, numbers, ONE, lambda: batch, noise).moved.tolist()
 
 
 PLAIN = Order(steps=1, learning_rate=0.5)
@@ -124,7 +124,7 @@ def test_every_step_sees_the_batch_that_is_drawn_for_it() -> None:
     batches = iter([Batch(torch.tensor([row]), torch.ones(1)) for row in (0, 1)])
     steps = LocalSteps(Layered(MODEL, POOL.x), POOL, None, 100, careful=False)
     numbers = Columns.of(chunk.table())
-    assert steps.updates(order, numbers, ONE, lambda: next(batches), never, late_noise=True).tolist() == [[1.0]]
+    assert steps.updates(order, numbers, ONE, lambda: next(batches), never, late_noise=True).moved.tolist() == [[1.0]]
 
 
 def test_an_empty_batch_moves_nobody() -> None:
@@ -132,8 +132,8 @@ def test_an_empty_batch_moves_nobody() -> None:
     chunk = Chunk([0, 1], [Charged(order, 2), Charged(order, 1)])
     steps = LocalSteps(Layered(MODEL, POOL.x), POOL, None, 100, careful=False)
     empty, numbers = Batch(torch.zeros(0, dtype=torch.long), torch.zeros(0)), Columns.of(chunk.table())
-    assert steps.updates(order, numbers, ONE, lambda: empty, never, late_noise=True).tolist() == [[0.0], [0.0]]
-    assert steps.weighted_sum(order, numbers, ONE, lambda: empty, never).tolist() == [0.0]
+    assert steps.updates(order, numbers, ONE, lambda: empty, never, late_noise=True).moved.tolist() == [[0.0], [0.0]]
+    assert steps.weighted_sum(order, numbers, ONE, lambda: empty, never).moved.tolist() == [0.0]
 
 
 @each(

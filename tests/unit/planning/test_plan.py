@@ -190,6 +190,26 @@ def test_steps_in_all_are_for_dp_fedavg_with_free_rounds() -> None:
             task("dp-fedavg", most_rounds=wrong)
 
 
+def test_local_epochs_are_as_many_steps_as_the_largest_client_takes() -> None:
+    most = 3 * (max(task("dp-fedavg").federation.sizes) // 20)
+    of = task("dp-fedavg", local_epochs=3, batch_size=20, total_steps=10 * most)
+    assert of.ranges(("rounds", "local_steps")) == {}  # epochs say how many steps there are
+    assert of.chosen({}) == {"rounds": 10}
+    assert of.point(of.system, None).local_steps == most
+    of = task("nbafl", calibration="paper", local_epochs=3)
+    assert of.point(of.system, None).local_steps == 3  # a pass over all records at once is a step
+
+
+def test_bounds_are_for_steps_on_all_records_and_printed_ones_for_equal_weights() -> None:
+    for options in ({"local_epochs": 2}, {"batch_size": 5}, {"noise_for_steps": 1, "calibration": "paper"}):
+        with pytest.raises(BadInput, match=r"^local_epochs, batch_size and noise_for_steps must be left out"):
+            planned("dp-fedavg", lr=0.1, **options)
+    weighed = BOUNDED["nbafl"] | {"weighing": "records"}
+    assert math.isfinite(planned("nbafl", **weighed).best.bound)
+    with pytest.raises(BadInput, match=r"^weighing must be 'equal' for NbAFL's theorems as printed"):
+        planned("nbafl", form="paper", **weighed)
+
+
 # (c) ALI-DPFL: two things are short.
 
 

@@ -123,7 +123,7 @@ def test_the_promise_is_for_one_record_replaced_and_exact() -> None:
         ({"noise_fall": 1.0}, "noise_fall"),
         ({"noise_fall": math.nan}, "noise_fall"),
         ({"noise_fall": "half"}, "noise_fall"),
-        ({"calibration": "paper"}, "calibration"),
+        ({"calibration": "papper"}, "calibration"),
         ({"rounds": 0}, "rounds"),
         ({"lr": -1.0}, "lr"),
         ({"lr": None}, "lr"),
