@@ -57,14 +57,19 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"local_steps": 2, "proximal": 0.9, "lr": 1.5}, {"calibration": "paper", "clip": 0.4},
         {"clipping": "model", "local_epochs": 2, "batch_size": 3}, {"lr_schedule": "inverse:2.0"},
     ],
-    "ali-dpfl": [{"sampling_rate": 0.2, "clip": 2.5}],
+    "ali-dpfl": [{"sampling_rate": 0.2, "clip": 2.5}, {"divisor": 3.0}],
     "fedsgd-dpc": [
         {"mechanism": "laplace"}, {"sampling_rate": 0.3}, {"norm": 1}, {"lr_schedule": "inverse:2.0"},
         {"sampling_rate": 0.3, "calibration": "paper", "paper_constant": "accountant"},
     ],
-    "dpsgd-fedavg": [{"local_steps": 3, "noise_multiplier": 3.0}],
-    "pe-dpfl": [{"local_steps": 3}, {"proximal": 0.0, "clip": 0.2}],
-    "adap-dpfl": [{"local_steps": 2, "clip_factor": 3.0}],
+    "dpsgd-fedavg": [{"local_steps": 3, "noise_multiplier": 3.0}, {"divisor": 3.0, "proximal": 0.7, "local_steps": 2}],
+    "pe-dpfl": [
+        {"local_steps": 3}, {"proximal": 0.0, "clip": 0.2},
+        {"noise_on": "step", "local_steps": 2, "sampling_rate": 0.3},
+    ],
+    "adap-dpfl": [
+        {"local_steps": 2, "clip_factor": 3.0}, {"threshold_from": "cohort"}, {"lr_of": "threshold", "clip": 0.3},
+    ],
     "lei": [{"clip": 4.0}],
 }  # fmt: skip
 
@@ -234,7 +239,8 @@ def released(case: Case, data: Records, broadcast: Tensor, performs: Callable[..
     rate = order.learning_rates[0]
     update = performs(replace(order, steps=1, learning_rate=rate), data, broadcast, case.records, **how)
     sampled = order.batch.sampling_rate if isinstance(order.batch, Poisson) else 1.0
-    return -update / rate * (sampled * case.records if isinstance(order.clip, RecordClip) else 1.0)
+    divisor = order.fixed_divisor or sampled * case.records
+    return -update / rate * (divisor if isinstance(order.clip, RecordClip) else 1.0)
 
 
 def moved(case: Case, pair: tuple[Records, Records], broadcast: Tensor, **how: Any) -> float:

@@ -86,16 +86,24 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         EPOCHS | {"clipping": "model"}, EPOCHS | {"calibration": "paper"}, {"lr_schedule": "inverse-sqrt"},
         {"lr_schedule": "step:2:0.5", "local_steps": 3}, WEIGHED | {"lr_schedule": "inverse:2.0"},
     ],
-    "ali-dpfl": [FEW],
+    "ali-dpfl": [FEW, {"curvature_from": "aggregate", "calibration": "paper"}, {"divisor": 16.0}],
     "fedsgd-dpc": [
         {"cohort": 2}, SAMPLED, LAPLACE, LAPLACE | {"cohort": 2}, {"norm": 1, "lr_schedule": "inverse:3.0"},
         LAPLACE | {"calibration": "paper"}, SAMPLED | {"cohort": 2, "calibration": "paper"},
         SAMPLED | {"calibration": "paper", "paper_constant": "accountant"},
         {"calibration": "paper", "paper_constant": 3.0},
     ],
-    "dpsgd-fedavg": [{"cohort": 2, "local_steps": 2}, FEW, FEW | {"calibration": "paper"}],
-    "pe-dpfl": [{"cohort": 2}, {"local_steps": 2}],
-    "adap-dpfl": [{"rounds": 9, "patience": 1}],
+    "dpsgd-fedavg": [
+        {"cohort": 2, "local_steps": 2}, FEW, FEW | {"calibration": "paper"},
+        {"divisor": 16.0, "proximal": 0.5, "local_steps": 2},
+    ],
+    "pe-dpfl": [
+        {"cohort": 2}, {"local_steps": 2}, SAMPLED | {"noise_on": "step", "local_steps": 3},
+        FEW | SAMPLED | {"calibration": "paper"},
+    ],
+    "adap-dpfl": [
+        {"rounds": 9, "patience": 1}, {"threshold_from": "cohort", "rounds": 9, "patience": 1}, {"lr_of": "threshold"},
+    ],
     "lei": [{"rounds": 8}],
 }  # fmt: skip
 
