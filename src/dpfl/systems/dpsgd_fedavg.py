@@ -104,7 +104,7 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
     def orders(self, state: DPSGDState) -> dict[int, Order]:
         """Order τ steps from all clients of the cohort that can pay for them."""
         return {
-            client: self._order(state.noise_multipliers[client])
+            client: self._order(state.noise_multipliers[client], state.round)
             for client in state.cohort
             if state.left[client] >= self.local_steps
         }
@@ -114,8 +114,8 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
         used = dict.fromkeys(feedback.answered, self.local_steps)
         return replace(state, left=tuple(left - used.get(client, 0) for client, left in enumerate(state.left)))
 
-    def _order(self, noise_multiplier: float) -> Order:
+    def _order(self, noise_multiplier: float, done: int = 0) -> Order:
         return dpsgd_order(
-            steps=self.local_steps, lr=self.lr, sampling_rate=self.sampling_rate, clip=self.clip,
+            steps=self.local_steps, lr=self.rate(done), sampling_rate=self.sampling_rate, clip=self.clip,
             noise_multiplier=noise_multiplier, proximal=self.proximal, divisor=self.divisor,
         )  # fmt: skip

@@ -100,7 +100,7 @@ class PEDPFL(PrivateSystem[State]):
         """Choose each client's noise for the whole training."""
         if self._noises_steps:
             return self._stepwise().begin(problem, model, feedback)
-        bounds = [record_sensitivity(self._order(None), records) for records in problem.sizes]
+        bounds = [record_sensitivity(self._order(None, 0), records) for records in problem.sizes]
         replies = planned_replies(problem, 1, self.rounds)
         stds = gaussian_noise_stds(bounds, replies, self.budgets(len(problem.sizes)))
         return PEDPFLState(problem=problem, model=model, rounds=self.rounds, noise_stds=tuple(stds))
@@ -109,15 +109,22 @@ class PEDPFL(PrivateSystem[State]):
         """Order proximal steps, with each client's own noise."""
         if self._noises_steps:
             return self._stepwise().orders(cast(DPSGDState, state))
-        stds = cast(PEDPFLState, state).noise_stds
-        return {client: self._order(Gaussian(stds[client])) for client in state.cohort}
+        stds, sizes = cast(PEDPFLState, state).noise_stds, state.problem.sizes
+        growth = {records: self._growth(state.round, records) for records in {sizes[client] for client in state.cohort}}
+        noises = {client: Gaussian(stds[client] * growth[sizes[client]]) for client in state.cohort}
+        return {client: self._order(noise, state.round) for client, noise in noises.items()}
 
     def adapt(self, state: State, feedback: Feedback) -> State:
         """Take off what was spent, where noised steps are counted."""
         return self._stepwise().adapt(cast(DPSGDState, state), feedback) if self._noises_steps else state
 
-    def _order(self, noise: Gaussian | None) -> Order:
+    def _growth(self, done: int, records: int) -> float:
+        """Return a client's sensitivity after so many rounds, in units of that of the first, which its noise is for."""
+        now, first = (record_sensitivity(self._order(None, at), records) for at in (done, 0))
+        return now / first
+
+    def _order(self, noise: Gaussian | None, done: int) -> Order:
         return Order(
-            steps=self.local_steps, learning_rate=self.lr, clip=RecordClip(self.clip), noise=noise, noise_on="upload",
-            proximal=self.proximal,
+            steps=self.local_steps, learning_rate=self.rate(done), clip=RecordClip(self.clip), noise=noise,
+            noise_on="upload", proximal=self.proximal,
         )  # fmt: skip
