@@ -61,7 +61,7 @@ def test_a_pull_and_a_divisor_change_the_steps_and_nothing_of_their_price() -> N
     assert begin(system).rounds == begin(plain).rounds
     for field, options in (("proximal", {"proximal": -1.0}), ("divisor", {"divisor": 0.0})):
         with pytest.raises(BadInput, match=f"^{field} must"):
-            replace(plain, **options)  # type: ignore[arg-type]
+            replace(plain, **options)
 
 
 @each(("local_steps", "rounds"), [(1, 69), (2, 34), (10, 6), (69, 1)])
