@@ -247,20 +247,22 @@ def test_a_broken_record_cannot_break_the_bound(kind: type, poison: float, perfo
 # Deliberately wrong clients, each a mistake that shipped somewhere: the brute force must catch every one.
 
 
-def clips_the_batch(bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool) -> Tensor:
+def clips_the_batch(
+    bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool, lengths: None
+) -> Tensor:
     """Clip the batch's mean gradient instead of each record's."""
     return len(batch) * clip(model.gradient(parameters, batch.x, batch.y), bound.clip_norm, bound.norm)
 
 
 def clips_each_coordinate(
-    bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool
+    bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool, lengths: None
 ) -> Tensor:
     (gradients,) = model.record_gradients(parameters, batch.x, batch.y, vectorised=vectorised)
     return gradients.clamp(-bound.clip_norm, bound.clip_norm).sum(0)
 
 
 def divides_by_the_realised_size(
-    bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool
+    bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool, lengths: None
 ) -> Tensor:
     total = right_sum(bound, model, parameters, batch, vectorised)
     return total / len(batch) * RECORDS * 0.4

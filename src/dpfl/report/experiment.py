@@ -43,7 +43,7 @@ def draw(plain: Mapping[str, Any], path: Path) -> None:
     width = 5.2 if numeric else max(5.2, 0.6 * len(columns))
     figure = Figure(figsize=(width * len(panels) + 1.8, 4.0), layout="constrained")
     FigureCanvasAgg(figure)
-    beside = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    beside = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     colours = colormaps["viridis" if len(rows) > 10 else "tab10"]
     for axes, (title, places, key) in zip(beside, panels, strict=True):
         for place, row in enumerate(rows):
