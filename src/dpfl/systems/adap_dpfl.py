@@ -99,8 +99,9 @@ class AdapDPFL(PrivateSystem[AdapState]):
         """Order DP-SGD under each client's own threshold and noise."""
         return {
             client: dpsgd_order(
-                steps=self.local_steps, lr=self._rate(state.clips[client]), sampling_rate=self.sampling_rate,
-                clip=state.clips[client], noise_multiplier=state.noise_multipliers[client],
+                steps=self.local_steps, lr=self._rate(state.round, state.clips[client]),
+                sampling_rate=self.sampling_rate, clip=state.clips[client],
+                noise_multiplier=state.noise_multipliers[client],
             )
             for client in state.cohort
         }  # fmt: skip
@@ -135,10 +136,9 @@ class AdapDPFL(PrivateSystem[AdapState]):
             fall[self.noise_decay ** (done // self.patience)] += self.local_steps
         return fall
 
-    def _rate(self, threshold: float) -> float:
-        """Return η of a client with this threshold."""
-        assert self.lr is not None
-        return self.lr if self.lr_of == "gradient" else self.lr * self.clip / threshold
+    def _rate(self, done: int, threshold: float) -> float:
+        """Return η of a client with this threshold in the round after `done` rounds."""
+        return self.rate(done) if self.lr_of == "gradient" else self.rate(done) * self.clip / threshold
 
     def _next_clip(self, state: AdapState, weights: Mapping[int, float], update: Tensor) -> float:
         """Return c·‖mean gradient‖, between a tenth and ten times the first threshold.
@@ -146,7 +146,7 @@ class AdapDPFL(PrivateSystem[AdapState]):
         update: what these clients uploaded, weighed so. All of one cohort have one rate, or it is of one client.
         """
         one = next(iter(weights))
-        rate, noise = self._rate(state.clips[one]), 0.0
+        rate, noise = self._rate(state.round - 1, state.clips[one]), 0.0
         for client, weight in weights.items():
             batch = self.sampling_rate * state.problem.sizes[client]
             noise += (weight * state.noise_multipliers[client] * state.clips[client] / batch) ** 2

@@ -114,7 +114,11 @@ class ALIDPFL(PrivateSystem[ALIState]):
 
     def orders(self, state: ALIState) -> dict[int, Order]:
         """Order τ steps of DP-SGD, or as many as the client can still pay for."""
-        return {client: self._order(min(state.steps, left)) for client, left in enumerate(state.left) if left > 0}
+        return {
+            client: self._order(state.round, min(state.steps, left))
+            for client, left in enumerate(state.left)
+            if left > 0
+        }
 
     def adapt(self, state: ALIState, feedback: Feedback) -> ALIState:
         """Choose τ for the next round; end where nobody can pay for another step."""
@@ -125,7 +129,7 @@ class ALIDPFL(PrivateSystem[ALIState]):
         if self.rounds >= state.total_steps:  # τ stays 1
             return replace(state, left=left)
         assert feedback.total is not None
-        gradient = -feedback.total / (self.lr * state.steps)  # whatever the server makes of the sum
+        gradient = -feedback.total / (self.rate(state.round - 1) * state.steps)  # whatever the server makes of the sum
         curvature = self._curvature(state, gradient, feedback)
         moved = float(torch.linalg.vector_norm(state.model - state.before))
         state = replace(state, left=left, before=state.model, gradient=gradient, moved=moved)
@@ -157,10 +161,10 @@ class ALIDPFL(PrivateSystem[ALIState]):
         return float(torch.linalg.vector_norm(gradient - state.gradient)) / state.moved
 
     def _affordable(self, clients: int) -> tuple[int, ...]:
-        return affordable_steps(self._order(1), self.budgets(clients), self.calibration)
+        return affordable_steps(self._order(0, 1), self.budgets(clients), self.calibration)
 
-    def _order(self, steps: int) -> Order:
+    def _order(self, done: int, steps: int) -> Order:
         return dpsgd_order(
-            steps=steps, lr=self.lr, sampling_rate=self.sampling_rate, clip=self.clip,
+            steps=steps, lr=self.rate(done), sampling_rate=self.sampling_rate, clip=self.clip,
             noise_multiplier=self.noise_multiplier, divisor=self.divisor,
         )  # fmt: skip
