@@ -7,6 +7,10 @@ loss fell over the last rounds, under the Rényi accountant. What they leave ope
   ‖upload/(ηE)‖² less the expected ‖noise‖², which is public. Nothing new is released.
 - The loss is that of public data. When it fell in each of the last `patience` rounds, every multiplier shrinks.
 - The first multiplier is what R rounds without decay need; each client takes part until its Rényi filter refuses.
+
+So it breaks down where a client is small, whose upload is all noise: its threshold grows, and its steps with it. With
+`lr_of = "threshold"` steps keep their length whatever the thresholds, `threshold_from = "cohort"` reads one threshold
+off the sum, where the noise of all is smaller, and `room_for_decay` keeps the first decay from emptying the budget.
 """
 
 import math
