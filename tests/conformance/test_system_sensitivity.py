@@ -67,10 +67,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"sampling_rate": 0.3, "calibration": "paper", "paper_constant": "accountant"},
     ],
     "dpsgd-fedavg": [{"local_steps": 3, "noise_multiplier": 3.0}, {"divisor": 3.0, "proximal": 0.7, "local_steps": 2}],
-    "pe-dpfl": [
-        {"local_steps": 3}, {"proximal": 0.0, "clip": 0.2},
-        {"noise_on": "step", "local_steps": 2, "sampling_rate": 0.3},
-    ],
+    "pe-dpfl": [{"local_steps": 3}, {"proximal": 0.0, "clip": 0.2}],
     "adap-dpfl": [
         {"local_steps": 2, "clip_factor": 3.0}, {"threshold_from": "cohort"}, {"lr_of": "threshold", "clip": 0.3},
     ],

@@ -101,10 +101,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"cohort": 2, "local_steps": 2}, FEW, FEW | {"calibration": "paper"},
         {"divisor": 16.0, "proximal": 0.5, "local_steps": 2},
     ],
-    "pe-dpfl": [
-        {"cohort": 2}, {"local_steps": 2}, SAMPLED | {"noise_on": "step", "local_steps": 3},
-        FEW | SAMPLED | {"calibration": "paper"},
-    ],
+    "pe-dpfl": [{"cohort": 2}, {"local_steps": 2}],
     "adap-dpfl": [
         {"rounds": 9, "patience": 1}, {"threshold_from": "cohort", "rounds": 9, "patience": 1}, {"lr_of": "threshold"},
     ],

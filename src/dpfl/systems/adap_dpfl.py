@@ -7,6 +7,10 @@ loss fell over the last rounds, under the Rényi accountant. What they leave ope
   ‖upload/(ηE)‖² less the expected ‖noise‖², which is public. Nothing new is released.
 - The loss is that of public data. When it fell in each of the last `patience` rounds, every multiplier shrinks.
 - The first multiplier is what R rounds without decay need; each client takes part until its Rényi filter refuses.
+
+So it breaks down where a client is small, whose upload is all noise: its threshold grows, and its steps with it. With
+`lr_of = "threshold"` steps keep their length whatever the thresholds, `threshold_from = "cohort"` reads one threshold
+off the sum, where the noise of all is smaller, and `room_for_decay` keeps the first decay from emptying the budget.
 """
 
 import math
@@ -99,7 +103,7 @@ class AdapDPFL(PrivateSystem[AdapState]):
         """Order DP-SGD under each client's own threshold and noise."""
         return {
             client: dpsgd_order(
-                steps=self.local_steps, lr=self._rate(state.clips[client], state.round),
+                steps=self.local_steps, lr=self._rate(state.round, state.clips[client]),
                 sampling_rate=self.sampling_rate, clip=state.clips[client],
                 noise_multiplier=state.noise_multipliers[client],
             )
@@ -136,8 +140,8 @@ class AdapDPFL(PrivateSystem[AdapState]):
             fall[self.noise_decay ** (done // self.patience)] += self.local_steps
         return fall
 
-    def _rate(self, threshold: float, done: int) -> float:
-        """Return η of a client with this threshold, after so many rounds."""
+    def _rate(self, done: int, threshold: float) -> float:
+        """Return η of a client with this threshold in the round after `done` rounds."""
         return self.rate(done) if self.lr_of == "gradient" else self.rate(done) * self.clip / threshold
 
     def _next_clip(self, state: AdapState, weights: Mapping[int, float], update: Tensor) -> float:
@@ -146,7 +150,7 @@ class AdapDPFL(PrivateSystem[AdapState]):
         update: what these clients uploaded, weighed so. All of one cohort have one rate, or it is of one client.
         """
         one = next(iter(weights))
-        rate, noise = self._rate(state.clips[one], state.round - 1), 0.0
+        rate, noise = self._rate(state.round - 1, state.clips[one]), 0.0
         for client, weight in weights.items():
             batch = self.sampling_rate * state.problem.sizes[client]
             noise += (weight * state.noise_multipliers[client] * state.clips[client] / batch) ** 2

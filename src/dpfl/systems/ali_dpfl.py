@@ -115,7 +115,7 @@ class ALIDPFL(PrivateSystem[ALIState]):
     def orders(self, state: ALIState) -> dict[int, Order]:
         """Order τ steps of DP-SGD, or as many as the client can still pay for."""
         return {
-            client: self._order(min(state.steps, left), state.round)
+            client: self._order(state.round, min(state.steps, left))
             for client, left in enumerate(state.left)
             if left > 0
         }
@@ -161,9 +161,9 @@ class ALIDPFL(PrivateSystem[ALIState]):
         return float(torch.linalg.vector_norm(gradient - state.gradient)) / state.moved
 
     def _affordable(self, clients: int) -> tuple[int, ...]:
-        return affordable_steps(self._order(1), self.budgets(clients), self.calibration)
+        return affordable_steps(self._order(0, 1), self.budgets(clients), self.calibration)
 
-    def _order(self, steps: int, done: int = 0) -> Order:
+    def _order(self, done: int, steps: int) -> Order:
         return dpsgd_order(
             steps=steps, lr=self.rate(done), sampling_rate=self.sampling_rate, clip=self.clip,
             noise_multiplier=self.noise_multiplier, divisor=self.divisor,

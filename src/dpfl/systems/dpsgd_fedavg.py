@@ -57,7 +57,7 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
         apart = self.cohort is not None or isinstance(self.epsilon, tuple) or isinstance(self.delta, tuple)
         if self.noise_multiplier is None or self.averaged or apart:
             return None
-        (paid,) = affordable_steps(self._order(self.noise_multiplier), self.budgets(1), self.calibration)
+        (paid,) = affordable_steps(self._order(0, self.noise_multiplier), self.budgets(1), self.calibration)
         if paid < self.local_steps:
             return None  # as `begin` will say
         any_budget = replace(self, rounds=1, epsilon=1.0, delta=1e-5, calibration="tight")
@@ -80,7 +80,7 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
                 accountant=tight if self.calibration == "tight" else ali_epsilon,
             )  # fmt: skip
             return replace(state, noise_multipliers=tuple(multipliers))
-        left = affordable_steps(self._order(self.noise_multiplier), granted, self.calibration)
+        left = affordable_steps(self._order(0, self.noise_multiplier), granted, self.calibration)
         if max(left) < self.local_steps:
             raise BadInput(
                 f"local_steps must be at most the {max(left)} that a budget affords in all, was {self.local_steps};"
@@ -104,7 +104,7 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
     def orders(self, state: DPSGDState) -> dict[int, Order]:
         """Order τ steps from all clients of the cohort that can pay for them."""
         return {
-            client: self._order(state.noise_multipliers[client], state.round)
+            client: self._order(state.round, state.noise_multipliers[client])
             for client in state.cohort
             if state.left[client] >= self.local_steps
         }
@@ -114,7 +114,7 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
         used = dict.fromkeys(feedback.answered, self.local_steps)
         return replace(state, left=tuple(left - used.get(client, 0) for client, left in enumerate(state.left)))
 
-    def _order(self, noise_multiplier: float, done: int = 0) -> Order:
+    def _order(self, done: int, noise_multiplier: float) -> Order:
         return dpsgd_order(
             steps=self.local_steps, lr=self.rate(done), sampling_rate=self.sampling_rate, clip=self.clip,
             noise_multiplier=noise_multiplier, proximal=self.proximal, divisor=self.divisor,
