@@ -30,7 +30,7 @@ from dpfl.clients.backends import MakeClients
 from dpfl.clients.stacked import StackedClients
 from dpfl.clients.uploads import Request, Separate, Summed, Uploads
 from dpfl.errors import BadInput, BudgetRefused, Caution
-from dpfl.federation import Everyone, Federation, Records, Schedule
+from dpfl.federation import Everyone, Federation, Records
 from dpfl.gradients.capabilities import capabilities_of
 from dpfl.models import Model
 from dpfl.orders import UNPAID, ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip, sensitivity
