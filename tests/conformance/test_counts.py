@@ -127,7 +127,7 @@ def orders() -> Iterator[Order]:
             steps=steps, learning_rate=0.5, batch=batch, clip=RecordClip(CLIP, norm), count_noise=Gaussian(1.0)
         )  # fmt: skip
     one_sampled_step = {"steps": 1, "learning_rate": 0.5, "batch": Poisson(0.4), "noise_on": "step"}
-    yield Order(**one_sampled_step, clip=RecordClip(CLIP), count_noise=Gaussian(1.0))  # type: ignore[arg-type]
+    yield Order(**one_sampled_step, clip=RecordClip(CLIP), count_noise=Gaussian(1.0))
 
 
 def neighbours(unit: str, relation: str, others: list[float], mine: list[float], other: list[float]) -> Any:
@@ -165,7 +165,7 @@ def test_a_count_moves_just_as_far_as_derived(order: Order, unit: Any, relation:
 def test_random_records_never_move_it_further(order: Order, engine: str) -> None:
     for seed, (unit, relation) in itertools.product(range(3), RELATIONS):
         rows = (np.random.default_rng(seed).standard_t(2, (3, 2)) * CLIP).tolist()
-        bound = count_sensitivity(order, records=RECORDS, unit=unit, neighbours=relation)  # type: ignore[arg-type]
+        bound = count_sensitivity(order, records=RECORDS, unit=unit, neighbours=relation)
         assert distance(order, neighbours(unit, relation, *rows), engine) <= bound * (1 + 1e-9)
 
 

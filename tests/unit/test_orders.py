@@ -35,6 +35,11 @@ ORDERS = [
 ]
 
 
+COUNTED = Order(
+    steps=1, learning_rate=0.5, clip=RecordClip(3.0, norm=1), noise=Gaussian(1.0), count_noise=Gaussian(2.0)
+)
+
+
 @each("order", ORDERS)
 def test_json_loses_nothing(order: Order) -> None:
     assert Order.from_json(order.to_json()) == order
@@ -116,11 +121,6 @@ def test_nonsense_names_its_field(make: object, field: str) -> None:
         make()  # type: ignore[operator]
 
 
-COUNTED = Order(
-    steps=1, learning_rate=0.5, clip=RecordClip(3.0, norm=1), noise=Gaussian(1.0), count_noise=Gaussian(2.0)
-)  # fmt: skip
-
-
 @each(
     ("unit", "neighbours", "expected"),
     [
@@ -137,7 +137,7 @@ def test_a_record_counts_a_half_either_way(unit: Any, neighbours: Any, expected:
             replace(order, count_noise=None), records=10, unit=unit, neighbours=neighbours, norm=2
         )
     with pytest.raises(BadInput, match="unit must be one of record, client"):
-        count_sensitivity(COUNTED, records=10, unit="person", neighbours=neighbours)  # type: ignore[arg-type]
+        count_sensitivity(COUNTED, records=10, unit="person", neighbours=neighbours)
 
 
 # The table of sensitivity facts, worked by hand for η = 0.5, C = 3, n = 10, E = 4 (and q = 0.2, proximal μ = 0.4).
