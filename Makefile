@@ -17,8 +17,7 @@ test-claims: $(VENV)/.installed-dev
 
 # The pages of docs/results, from the finished cells beside them; nothing is trained.
 results: $(VENV)/.installed
-	$(BIN)/dpfl reproduce dp-fedavg udp-crd nbafl ali-dpfl same-budget --scale paper --out docs/results --pages
-	$(BIN)/dpfl reproduce fedsgd-dpc --scale paper --repetitions 5 --out docs/results --pages
+	$(BIN)/dpfl reproduce all --scale paper --out docs/results --pages
 
 # The tables of settings and options in docs/commands.md, from the code.
 tables: $(VENV)/.installed

@@ -40,7 +40,9 @@ class DataSettings:
     partition: str = field(
         default="iid",
         metadata=about(
-            "How it is shared out: iid, dirichlet:ALPHA, classes:C, sorted or writer.", metavar="P", compared=True
+            "How it is shared out: iid, dirichlet:ALPHA, classes:C, sorted, writer or writer-groups.",
+            metavar="P",
+            compared=True,
         ),
     )
     sizes: int | tuple[int, ...] | None = field(

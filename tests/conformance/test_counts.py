@@ -118,7 +118,7 @@ def count_of(order: Order, data: Records, engine: str, at: float = 0.0) -> float
     if isinstance(uploads, Separate):
         return uploads.counts[1]
     assert uploads.counts is not None
-    return uploads.counts * order.divisor(RECORDS)
+    return uploads.counts * order.expected_batch(RECORDS)
 
 
 def orders() -> Iterator[Order]:
@@ -127,7 +127,7 @@ def orders() -> Iterator[Order]:
             steps=steps, learning_rate=0.5, batch=batch, clip=RecordClip(CLIP, norm), count_noise=Gaussian(1.0)
         )  # fmt: skip
     one_sampled_step = {"steps": 1, "learning_rate": 0.5, "batch": Poisson(0.4), "noise_on": "step"}
-    yield Order(**one_sampled_step, clip=RecordClip(CLIP), count_noise=Gaussian(1.0))
+    yield Order(**one_sampled_step, clip=RecordClip(CLIP), count_noise=Gaussian(1.0), fixed_divisor=64.0)
 
 
 def neighbours(unit: str, relation: str, others: list[float], mine: list[float], other: list[float]) -> Any:
@@ -221,7 +221,7 @@ def test_all_engines_tell_the_same(order: Order, seed: int | None) -> None:
         if isinstance(ours, Separate):
             assert ours.counts == pytest.approx(theirs.counts, rel=1e-12)
         elif theirs.counts:
-            divisors = {client: paid.order.divisor(paid.records) for client, paid in charged(order).items()}
+            divisors = {client: paid.order.expected_batch(paid.records) for client, paid in charged(order).items()}
             shares = [WEIGHTS[client] * count / divisors[client] for client, count in theirs.counts.items()]
             assert ours.counts == pytest.approx(math.fsum(shares), rel=1e-12)
         else:

@@ -49,6 +49,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "dp-fedavg": [
         {"mechanism": "laplace"}, {"norm": 1}, {"lr_schedule": "inverse:2.0"}, {"local_steps": 1},
         {"mechanism": "laplace", "calibration": "paper"}, {"strong_convexity": 0.5, "smoothness": 1.0},
+        {"local_epochs": 2, "batch_size": 3}, {"local_epochs": 3, "lr_schedule": "inverse:2.0"},
     ],
     "udp": [
         {"clip": 0.3, "lr": 0.7}, {"discount": 0.5, "least_gain": 10.0}, {"local_steps": 3}, {"clip": "median"},
@@ -58,12 +59,21 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "nbafl": [
         {"clipping": "model"}, {"local_steps": 3}, {"clipping": "model", "local_steps": 1, "proximal": 0.0},
         {"local_steps": 2, "proximal": 0.9, "lr": 1.5}, {"calibration": "paper", "clip": 0.4},
+        {"clipping": "model", "local_epochs": 2, "batch_size": 3}, {"lr_schedule": "inverse:2.0"},
     ],
-    "ali-dpfl": [{"sampling_rate": 0.2, "clip": 2.5}],
-    "fedsgd-dpc": [{"mechanism": "laplace"}, {"sampling_rate": 0.3}, {"norm": 1}, {"lr_schedule": "inverse:2.0"}],
-    "dpsgd-fedavg": [{"local_steps": 3, "noise_multiplier": 3.0}],
-    "pe-dpfl": [{"local_steps": 3}, {"proximal": 0.0, "clip": 0.2}],
-    "adap-dpfl": [{"local_steps": 2, "clip_factor": 3.0}],
+    "ali-dpfl": [{"sampling_rate": 0.2, "clip": 2.5}, {"divisor": 3.0}],
+    "fedsgd-dpc": [
+        {"mechanism": "laplace"}, {"sampling_rate": 0.3}, {"norm": 1}, {"lr_schedule": "inverse:2.0"},
+        {"sampling_rate": 0.3, "calibration": "paper", "paper_constant": "accountant"},
+    ],
+    "dpsgd-fedavg": [{"local_steps": 3, "noise_multiplier": 3.0}, {"divisor": 3.0, "proximal": 0.7, "local_steps": 2}],
+    "pe-dpfl": [
+        {"local_steps": 3}, {"proximal": 0.0, "clip": 0.2},
+        {"noise_on": "step", "local_steps": 2, "sampling_rate": 0.3},
+    ],
+    "adap-dpfl": [
+        {"local_steps": 2, "clip_factor": 3.0}, {"threshold_from": "cohort"}, {"lr_of": "threshold", "clip": 0.3},
+    ],
     "lei": [{"clip": 4.0}, {"clip": "median", "local_steps": 2}, {"clipping": "model", "calibration": "paper"}],
 }  # fmt: skip
 
@@ -234,7 +244,8 @@ def released(case: Case, data: Records, broadcast: Tensor, performs: Callable[..
     rate = order.learning_rates[0]
     update = performs(replace(order, steps=1, learning_rate=rate), data, broadcast, case.records, **how)
     sampled = order.batch.sampling_rate if isinstance(order.batch, Poisson) else 1.0
-    return -update / rate * (sampled * case.records if isinstance(order.clip, RecordClip) else 1.0)
+    divisor = order.fixed_divisor or sampled * case.records
+    return -update / rate * (divisor if isinstance(order.clip, RecordClip) else 1.0)
 
 
 def moved(case: Case, pair: tuple[Records, Records], broadcast: Tensor, **how: Any) -> float:
@@ -253,8 +264,8 @@ def neighbours(case: Case, others: list[float], mine: list[float], other: list[f
     n, replaced = case.records, case.promise.neighbours == "replace"
     if case.promise.unit == "client":
         return rows([mine] * n), rows([other] * n if replaced else [])
-    if replaced:
-        return rows([others] * (n - 1) + [mine]), rows([others] * (n - 1) + [other])
+    if replaced:  # first, where shuffled batches begin
+        return rows([mine] + [others] * (n - 1)), rows([other] + [others] * (n - 1))
     return rows([others] * n + [mine]), rows([others] * n)
 
 

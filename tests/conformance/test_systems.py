@@ -40,7 +40,7 @@ from dpfl.privacy.books import BookedRun, Books, Grant, Release
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.gaussian_dp import epsilon_of
 from dpfl.streams import Streams
-from dpfl.systems import SYSTEMS, UDP, PrivateSystem, System, dpsgd
+from dpfl.systems import SYSTEMS, UDP, NbAFL, PrivateSystem, System, dpsgd
 from grids import each
 
 SIZES = (24, 33, 47)
@@ -56,7 +56,8 @@ MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a power cut is not
 LAPLACE: dict[str, Any] = {"mechanism": "laplace", "delta": 0.0}
 CRD: dict[str, Any] = {"discount": 0.7, "least_gain": 10.0, "rounds": 7}  # no round gains so much: all are discounted
 SAMPLED: dict[str, Any] = {"sampling_rate": 0.4}
-EPOCHS: dict[str, Any] = {"local_epochs": 2, "batch_size": 10}
+EPOCHS: dict[str, Any] = {"local_epochs": 2, "batch_size": 10}  # 4, 6 and 8 steps of clients with 24, 33 and 47 records
+WEIGHED: dict[str, Any] = {"weighing": "records"}
 MEDIAN: dict[str, Any] = {"clip": "median"}
 FALLING: dict[str, Any] = {"lr_schedule": "inverse-sqrt"}
 FEW: dict[str, Any] = {"noise_multiplier": 1.7, "rounds": 12}  # so little noise that budgets end before the rounds do
@@ -70,6 +71,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"cohort": 2}, {"cohort": 2, "scheduling": "random"}, {"norm": 1}, {"lr_schedule": "inverse:3.0"},
         LAPLACE, LAPLACE | {"delta": 1e-3}, LAPLACE | {"cohort": 2, "calibration": "paper"},
         {"strong_convexity": 0.5, "smoothness": 2.0, "cohort": 1, "calibration": "paper"},
+        {"cohort": 2, "calibration": "paper", "paper_constant": "accountant"},
+        EPOCHS, EPOCHS | {"lr_schedule": "inverse:3.0", "cohort": 2}, EPOCHS | {"calibration": "paper"},
+        {"noise_for_steps": 1, "calibration": "paper"},
     ],
     "udp": [
         {"cohort": 2}, {"cohort": 2, "scheduling": "round-robin"}, {"cohort": 2, "scheduling": "poisson"}, CRD,
@@ -82,15 +86,28 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "nbafl": [
         {"cohort": 2}, {"exposures": 2}, {"clipping": "model"}, {"local_steps": 3}, {"rounds": 9},
         {"cohort": 2, "calibration": "paper"}, {"exposures": 2, "calibration": "paper"},
+        WEIGHED, WEIGHED | {"cohort": 2, "exposures": 2}, WEIGHED | {"rounds": 9, "calibration": "paper"},
+        EPOCHS | {"clipping": "model"}, EPOCHS | {"calibration": "paper"}, {"lr_schedule": "inverse-sqrt"},
+        {"lr_schedule": "step:2:0.5", "local_steps": 3}, WEIGHED | {"lr_schedule": "inverse:2.0"},
     ],
-    "ali-dpfl": [FEW],
+    "ali-dpfl": [FEW, {"curvature_from": "aggregate", "calibration": "paper"}, {"divisor": 16.0}],
     "fedsgd-dpc": [
         {"cohort": 2}, SAMPLED, LAPLACE, LAPLACE | {"cohort": 2}, {"norm": 1, "lr_schedule": "inverse:3.0"},
         LAPLACE | {"calibration": "paper"}, SAMPLED | {"cohort": 2, "calibration": "paper"},
+        SAMPLED | {"calibration": "paper", "paper_constant": "accountant"},
+        {"calibration": "paper", "paper_constant": 3.0},
     ],
-    "dpsgd-fedavg": [{"cohort": 2, "local_steps": 2}, FEW, FEW | {"calibration": "paper"}],
-    "pe-dpfl": [{"cohort": 2}, {"local_steps": 2}],
-    "adap-dpfl": [{"rounds": 9, "patience": 1}],
+    "dpsgd-fedavg": [
+        {"cohort": 2, "local_steps": 2}, FEW, FEW | {"calibration": "paper"},
+        {"divisor": 16.0, "proximal": 0.5, "local_steps": 2},
+    ],
+    "pe-dpfl": [
+        {"cohort": 2}, {"local_steps": 2}, SAMPLED | {"noise_on": "step", "local_steps": 3},
+        FEW | SAMPLED | {"calibration": "paper"},
+    ],
+    "adap-dpfl": [
+        {"rounds": 9, "patience": 1}, {"threshold_from": "cohort", "rounds": 9, "patience": 1}, {"lr_of": "threshold"},
+    ],
     "lei": [
         {"rounds": 8}, {"rounds": 8, "cohort": 2}, MEDIAN, {"rounds": 9} | FALLING, {"clipping": "model"},
         MEDIAN | {"calibration": "paper", "clipping": "model", "cohort": 2, "rounds": 9} | EPOCHS,
@@ -128,7 +145,7 @@ def calibrations(kind: type[System[Any]]) -> tuple[str, ...]:
 def all_cases() -> Iterator[Case]:
     for name, kind in SYSTEMS.items():
         plain = [{"calibration": one} for one in calibrations(kind)] or [{}]
-        for options in plain + VARIANTS.get(name, []):
+        for options in [*plain, FALLING, *VARIANTS.get(name, [])]:
             yield Case(name, tuple(sorted(options.items())))
 
 
@@ -325,6 +342,18 @@ def trained(case: Case, seed: int = 1) -> tuple[dpfl.Run, Seen]:
     return train(case.system, seed=seed)
 
 
+@over("name", SYSTEMS)
+def test_learning_rates_fall_as_the_schedule_says(name: str) -> None:
+    _, seen = trained(Case(name, tuple(FALLING.items())))
+    steps = [orders[min(orders)].learning_rates for orders in seen.performed]
+    if name == "dp-fedavg":  # whose theory counts local steps
+        steps = [(rate,) for rates in steps for rate in rates]
+    first = steps[0][0]
+    assert len(steps) > 1
+    for t, rates in enumerate(steps, start=1):
+        assert rates == pytest.approx((first / t**0.5,) * len(rates))
+
+
 # 1. Private.
 
 
@@ -445,10 +474,15 @@ def test_dp_fedavgs_papers_laplace_noise_is_worth_twice_its_claim() -> None:
     assert server.claimed_epsilon == pytest.approx(server.epsilon / 2)
 
 
-# By what option which question comes to be asked, in paper calibration.
-LEFT_OUT = {
-    "udp": {"discount": "loss", "clip": "length"}, "lei": {"clip": "length"}, "ali-dpfl": {"calibration": "curvature"}
-}  # fmt: skip
+def left_out(case: Case) -> set[str]:
+    """Return what a system asks of clients without noise, by its options; in paper calibration only."""
+    options = dict(case.options)
+    if case.promise.calibration != "paper":
+        return set()
+    if case.name == "ali-dpfl":
+        return {"curvature from the sum" if options.get("curvature_from") == "aggregate" else "curvature"}
+    by_option = {"udp": {"discount": "loss", "clip": "length"}, "lei": {"clip": "length"}}.get(case.name, {})
+    return {question for option, question in by_option.items() if option in options}
 
 
 @over("case", CASES, ids=str)
@@ -458,8 +492,7 @@ def test_what_is_asked_without_noise_is_named_and_nothing_else(case: Case) -> No
         assert seen.asked == set()
         return
     assert set(run.certificate.uncounted) == {UNPAID[question] for question in seen.asked}  # type: ignore[index]
-    asked = {question for option, question in LEFT_OUT.get(case.name, {}).items() if option in dict(case.options)}
-    assert seen.asked == (asked if case.promise.calibration == "paper" else set())
+    assert seen.asked == left_out(case)
 
 
 # Deliberately wrong systems: what stands above must be able to fail, and the ledger must not believe a system.
@@ -504,7 +537,7 @@ def twice_the_clip(order: Order) -> Order:
 )
 def test_orders_with_too_little_noise_are_refused(case: Case, change: Callable[[Order], Order]) -> None:
     wrong = ordering(case.system, change)
-    if not (wrong.until_spent or (case.name == "ali-dpfl" and case in PLAIN)):
+    if not (wrong.until_spent or (case.name == "ali-dpfl" and dict(case.options) != FEW)):
         with pytest.raises((BudgetRefused, BadInput)):
             train(wrong)
         return
@@ -568,6 +601,30 @@ def test_a_papers_server_that_forgets_its_own_noise_is_found_out_by_the_certific
         assert told > 1.1 * less
 
 
+@over("change", [{"rounds": 9}, {"rounds": 9, "cohort": 2}], ids=str)
+def test_who_would_show_too_much_by_its_weight_is_refused(change: dict[str, Any]) -> None:
+    # Noise that counts on equal weights, under weights by records: whoever weighs most spends its budget too soon.
+    system = NbAFL(epsilon=EPSILON, delta=DELTA, **change)
+    by_records = replace(system, weighing="records")
+    wrong, _ = train(twin(system, _shares=lambda self, state: NbAFL._shares(by_records, state)))
+    right, _ = train(by_records)
+    assert not any(metrics["refused"] for metrics in right.history)
+    assert any(metrics["refused"] for metrics in wrong.history)
+    assert all(line.uplink_epsilon <= line.claimed_epsilon * PROMISED for line in wrong.certificate.spending)
+
+
+def test_a_papers_certificate_counts_the_weights_that_were_applied() -> None:
+    # Theorem 1's noise for equal weights, under weights by records: whoever weighs most shows more in the models.
+    system = NbAFL(epsilon=EPSILON, delta=DELTA, rounds=9, calibration="paper")
+    by_records = replace(system, weighing="records")
+    wrong, _ = train(twin(system, _shares=lambda self, state: NbAFL._shares(by_records, state)))
+    right, _ = train(by_records)
+    told, enough = (run.certificate.observers["released"].epsilon for run in (wrong, right))
+    assert told is not None
+    assert enough is not None
+    assert told > 1.1 * enough
+
+
 # 2. Charged before, and charged for what is performed. The clients above have compared every round.
 
 
@@ -597,16 +654,19 @@ def test_weights_and_server_noise_are_booked_as_they_were_applied(case: Case) ->
 
 
 @over(
-    ("name", "expected"),
+    ("name", "options", "expected"),
     [
-        ("udp", lambda client, answered: SIZES[client] / sum(SIZES[one] for one in answered)),
-        ("nbafl", lambda client, answered: 1 / len(answered)),
-        ("dp-fedavg", lambda client, answered: 3 / len(answered) * SIZES[client] / sum(SIZES)),
-        ("fedsgd-dpc", lambda client, answered: 3 / len(answered) * SIZES[client] / sum(SIZES)),
+        ("udp", {}, lambda client, answered: SIZES[client] / sum(SIZES[one] for one in answered)),
+        ("nbafl", {}, lambda client, answered: 1 / len(answered)),
+        ("nbafl", WEIGHED, lambda client, answered: SIZES[client] / sum(SIZES[one] for one in answered)),
+        ("dp-fedavg", {}, lambda client, answered: 3 / len(answered) * SIZES[client] / sum(SIZES)),
+        ("fedsgd-dpc", {}, lambda client, answered: 3 / len(answered) * SIZES[client] / sum(SIZES)),
     ],
 )
-def test_cohorts_are_weighed_as_each_paper_says(name: str, expected: Callable[..., float]) -> None:
-    _, seen = trained(Case(name, (("cohort", 2),)))
+def test_cohorts_are_weighed_as_each_paper_says(
+    name: str, options: dict[str, Any], expected: Callable[..., float]
+) -> None:
+    _, seen = trained(Case(name, tuple(sorted((options | {"cohort": 2}).items()))))
     for weights in seen.weights:
         assert len(weights) == 2
         assert weights == pytest.approx({client: expected(client, weights) for client in weights})

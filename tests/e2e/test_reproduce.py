@@ -91,7 +91,7 @@ def test_the_list_shows_what_each_would_cost(tmp_path: Path) -> None:
         (("nbafl-fig-2", "--repetitions", "0"), "repetitions must be a whole number of at least 1, was 0"),
         (("--scale", "paper"), "name must be an experiment, a paper or all, was left out"),
         (("nowhere.toml",), "name must be a readable file, was 'nowhere.toml'"),
-        (("nbafl", "--pages"), "out must hold finished experiments for pages"),
+        (("nbafl", "--pages"), "out must hold finished cells of experiments for pages"),
     ],
 )
 def test_wrong_input_gets_one_sentence(tmp_path: Path, args: tuple[str, ...], says: str) -> None:

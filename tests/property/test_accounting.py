@@ -19,6 +19,7 @@ from dpfl.privacy import accounting, renyi
 from dpfl.privacy.accounting import Mechanism, Spent, least_noise, most_steps, tight
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.gaussian_dp import epsilon_of
+from dpfl.privacy.paper_formulas import open_constant
 from grids import each
 
 
@@ -171,6 +172,16 @@ def test_calibrated_plain_noise_gives_the_budget_back_from_below(mechanism: Any,
 @example(mechanism=Mechanism("gaussian", 1.0, 0.1, "fixed"), steps=50, budget=Budget(2.0, 1e-5))
 def test_calibrated_by_renyi_gives_the_budget_back_from_below(mechanism: Any, steps: Any, budget: Any) -> None:
     least_noise_gives_the_budget_back(renyi.epsilon, mechanism, steps, budget)
+
+
+@examples(8)
+@given(
+    rate=powers_of_ten(-2, 0), replies=powers_of_ten(0, 2), epsilon=powers_of_ten(-1, 1), delta=powers_of_ten(-6, -3)
+)
+def test_noise_of_the_papers_accountant_keeps_the_budget(rate: Any, replies: Any, epsilon: Any, delta: Any) -> None:
+    c2 = open_constant("accountant", replies=replies, budget=Budget(epsilon, delta), sampling_rate=rate)
+    multiplier = c2 * rate * math.sqrt(replies * math.log(1 / delta)) / epsilon
+    assert tight({Mechanism("gaussian", multiplier, rate): math.floor(replies)}, delta) <= epsilon
 
 
 small_budgets = st.builds(Budget, powers_of_ten(-1, 0.5), powers_of_ten(-8, -4))

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dpfl.errors import BadInput
-from dpfl.federation.partitions import classes, dirichlet, iid, keep_share, sorted_cut, writer
+from dpfl.federation.partitions import classes, dirichlet, iid, keep_share, sorted_cut, writer, writer_groups
 from dpfl.streams import Streams
 
 seeds = st.integers(0, 2**32)
@@ -140,6 +140,20 @@ def test_a_writer_is_whole(groups: Any, seed: Any, data: Any) -> None:
     owners = [np.unique(groups[piece].numpy()).tolist() for piece in rows]
     assert all(len(mine) == 1 for mine in owners)
     assert all(len(piece) == int((groups == mine[0]).sum()) for piece, mine in zip(rows, owners, strict=True))
+
+
+@unhurried
+@given(groups=label_lists, seed=seeds, data=st.data())
+def test_groups_of_writers_are_whole_writers_and_all_of_them(groups: Any, seed: Any, data: Any) -> None:
+    names = np.unique(groups.numpy())
+    clients = data.draw(st.integers(1, len(names)))
+    rows = writer_groups(groups, clients, rng(seed))
+    check_complete(rows, clients, len(groups))
+    owners = [np.unique(groups[piece].numpy()).tolist() for piece in rows]
+    assert sorted(name for mine in owners for name in mine) == names.tolist()  # nobody is at two clients
+    assert max(map(len, owners)) - min(map(len, owners)) <= 1
+    again = writer_groups(groups, clients, rng(seed))
+    assert [piece.tolist() for piece in rows] == [piece.tolist() for piece in again]
 
 
 @unhurried

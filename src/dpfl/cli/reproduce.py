@@ -57,6 +57,7 @@ def reproduce(
     from dpfl.experiments.reading import find
     from dpfl.experiments.run import reproduce as carry_out
     from dpfl.experiments.run import write_pages
+    from dpfl.experiments.words import markdown
 
     require_one_of("scale", scale, ("smoke", "paper"))
     require_one_of("device", device, ("cpu", "cuda"))
@@ -80,7 +81,7 @@ def reproduce(
     if as_json:
         print(json.dumps(plain[0] if len(plain) == 1 else {"experiments": plain}, ensure_ascii=False))
         return
-    print("\n".join(one.markdown() for one in results))
+    print("\n".join(markdown(one) for one in results))
     print(what_is_private(results))
     print(f"tables and plots  {folder}")
 

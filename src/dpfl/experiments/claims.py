@@ -1,17 +1,20 @@
 """A paper's claims as inequalities between places of a table, judged by the standard errors of what was measured.
 
 A claim names two places (rows or columns that it leaves out are gone through one by one), or a number, and says that
-the first is less than the second. It held where the difference is more than two standard errors, failed where it is
-that far on the other side, and is open in between.
+the first is less than the second, in the words of the paper that it quotes. It held where the difference is more than
+two standard errors, failed where it is that far on the other side, and is open in between. Where a tie is enough
+(`or_equal`), it held where the means say so: no error widens what counts as held.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-Verdict = Literal["held", "open", "failed", "not at this scale"]
+from dpfl.options import fit
+
+Verdict = Literal["held", "open", "failed", "not tried"]
 _ERRORS = 2.0  # standard errors that a difference must exceed
 
 
@@ -50,11 +53,18 @@ class Claim:
     says: str
     less: Place
     than: Place
+    quote: str = ""  # the paper's own words
+    where: str = ""  # the section, table or figure they stand in
+    decides: str = ""  # what would decide it, should it fail
     or_equal: bool = False  # whether no difference is enough
     within: float = 0.0  # by how much the first may exceed the second
     most: bool = False  # whether it is to hold in most pairs, not in all
     of: Literal["value", "best_at"] = "value"  # best_at: the column where a row is best
     along: Literal["rows", "columns"] | None = None  # from each to the next, where it is a trend
+
+
+Side = tuple[str, str] | float  # a row and a column, or a number
+Get = Callable[[str, str], Estimate | None]  # what was measured at a row and a column; None: nothing
 
 
 @dataclass(frozen=True)
@@ -63,13 +73,29 @@ class Judgement:
 
     says: str
     verdict: Verdict
-    held: int  # pairs in which it held
-    failed: int
-    pairs: int
+    held: int = 0  # pairs in which it held
+    failed: int = 0
+    pairs: int = 0
+    compared: tuple[tuple[Side, Side], ...] = ()  # the pairs
 
     def __str__(self) -> str:
         count = "" if self.pairs <= 1 else f" (in {self.held} of {self.pairs}, failed in {self.failed})"
         return f"{self.verdict}{count}"
+
+
+def whole(verdicts: Sequence[Verdict], *, most: bool = False) -> Verdict:
+    """Return the verdict of several: held if all held (or most of them), failed if one failed (or most), else open.
+
+    >>> whole(["held", "open"]), whole(["held", "failed", "held"]), whole(["held", "failed", "held"], most=True)
+    ('open', 'failed', 'held')
+    """
+    tried = [verdict for verdict in verdicts if verdict != "not tried"]
+    held, failed, count = tried.count("held"), tried.count("failed"), len(tried)
+    if not count:
+        return "not tried"
+    if most:
+        return "held" if 2 * held > count else "failed" if 2 * failed > count else "open"
+    return "failed" if failed else "held" if held == count else "open"
 
 
 def read_claim(table: Mapping[str, Any], rows: Sequence[str], columns: Sequence[str], refuse: Any) -> Claim:
@@ -95,9 +121,11 @@ def read_claim(table: Mapping[str, Any], rows: Sequence[str], columns: Sequence[
             raise refuse(f"claims.{side}", 'a number, "paper", or a table with row and column', place)
         row, column = (None if place.get(key) is None else _text(place[key]) for key in ("row", "column"))
         sides[side] = Place(row, column)
-    unknown = set(options) - {"says", "or_equal", "within", "most", "of", "along"}
+    unknown = set(options) - {field.name for field in fields(Claim)}
     if unknown:
-        raise refuse("claims", "tables of says, less, than, or_equal, within, most, of and along", sorted(unknown))
+        raise refuse("claims", f"tables of {', '.join(field.name for field in fields(Claim))}", sorted(unknown))
+    for key in ("says", "quote", "where", "decides"):
+        fit(f"claims.{key}", options.get(key, ""), str)
     claim = Claim(less=sides["less"], than=sides["than"], **options)
     if claim.along not in (None, "rows", "columns") or claim.of not in ("value", "best_at"):
         raise refuse("claims", "along rows or columns, of value or best_at", table)
@@ -106,10 +134,6 @@ def read_claim(table: Mapping[str, Any], rows: Sequence[str], columns: Sequence[
 
 def _text(label: Any) -> str:
     return f"{label:g}" if isinstance(label, float) else str(label)
-
-
-Side = tuple[str, str] | float  # a row and a column, or a number
-Get = Callable[[str, str], Estimate | None]  # what was measured at a row and a column; None: nothing
 
 
 def judge(
@@ -128,8 +152,10 @@ def judge(
     """
 
     def at(row: str, column: str) -> Estimate | None:
+        if row not in rows:  # a smaller scale leaves some out
+            return None
         if column not in ("best", "worst"):
-            return get(row, column) if row in rows and column in columns else None
+            return get(row, column) if column in columns else None
         chosen = _extreme(row, get, columns, lowest=(column == "best") == lower_is_better)
         return None if chosen is None else get(row, chosen)
 
@@ -141,19 +167,15 @@ def judge(
             return Estimate(side)
         return (printed if place.paper else best_at if claim.of == "best_at" else at)(*side)
 
-    verdicts = []
+    verdicts, compared = [], []
     for less, than in _pairs(claim, rows, columns):
         first, second = read(claim.less, less), read(claim.than, than)
         if first is not None and second is not None:
             verdicts.append(_verdict(first, second, claim))
-    if not verdicts:
-        return Judgement(claim.says, "not at this scale", 0, 0, 0)
-    held, failed, count = verdicts.count("held"), verdicts.count("failed"), len(verdicts)
-    if claim.most:
-        whole: Verdict = "held" if 2 * held > count else "failed" if 2 * failed > count else "open"
-    else:
-        whole = "held" if held == count else "failed" if failed else "open"
-    return Judgement(claim.says, whole, held, failed, count)
+            compared.append((less, than))
+    held, failed = verdicts.count("held"), verdicts.count("failed")
+    verdict = whole(verdicts, most=claim.most)
+    return Judgement(claim.says, verdict, held, failed, len(verdicts), tuple(compared))
 
 
 def _pairs(claim: Claim, rows: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[Side, Side]]:
@@ -184,7 +206,7 @@ def _verdict(less: Estimate, than: Estimate, claim: Claim) -> Verdict:
         return "open"
     margin = than.mean + claim.within - less.mean
     error = _ERRORS * math.hypot(less.error, than.error)
-    if margin > error or (claim.or_equal and margin >= -error):
+    if margin > error or (claim.or_equal and margin >= 0):
         return "held"
     return "failed" if margin < -error else "open"
 

@@ -1,66 +1,89 @@
 """A page for each paper: what it is, what reproduced and what did not, and all of its tables and plots."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from dpfl.errors import BadInput
+from dpfl.experiments.claims import Verdict, whole
 from dpfl.experiments.experiment import Experiment
-from dpfl.experiments.results import Results
+from dpfl.experiments.reading import names
+from dpfl.experiments.results import LOOKS, Look, Results, Verdicts
+from dpfl.experiments.words import markdown, table
 from dpfl.options import read_toml
 
 _HOME = Path(str(files("dpfl.experiments")))
-_TALLY = "Of the "
+_FATES: dict[Verdict, str] = {"held": "held", "failed": "failed", "open": "stayed open", "not tried": "not tried yet"}
 _PROTECTED = {
     ("record", "replace"): "one record, replaced by any other",
     ("record", "add-remove"): "one record, added or removed",
     ("client", "replace"): "all records of one client, replaced by any others",
     ("client", "add-remove"): "all records of one client, added or removed",
 }
-_INDEX = """# Results
+_INDEX = """# Five papers, what each promises, what holds
 
-The papers' tables and figures, trained again, beside what they become when the promised ε is true. A claim is an
-inequality in the experiment's TOML file; it *held* or *failed* by more than two standard errors, and is *open* in
-between. Each page is written by `dpfl reproduce … --pages` from the finished cells in `cells/`; each table names the
-command that repeats it.
+Each paper's experiments were carried out as its authors did, as far as that is known (*the paper's reading*), and
+where we would do it another way, that way too (*our reading*). A formula for noise can promise an ε that is not true;
+so the same is asked again with noise for which the promised ε *is* true. A claim is an inequality in the paper's own
+words. It *held* or *failed* by more than two standard errors of what was measured, and is *open* in between. The page
+of each paper has all claims with the words they come from, says under which reading each was tried, and what would
+decide those that failed.
+
+All pages are written by `dpfl reproduce all --scale paper --out docs/results --pages` from the finished cells in
+`cells/`; each table names the command that repeats it. All of it is simulation: nobody's records were protected here.
 
 """
 
 
 def write_page(paper: str, results: Sequence[Results], left: Sequence[Experiment], folder: Path) -> Path:
-    """Write PAPER.md into the folder, beside the plots that it shows; `left` are not finished and only named."""
+    """Write PAPER.md into the folder, beside the plots that it shows; of those that are `left` nothing is trained."""
     about = _about(paper)
-    for key in ("title", "source", "verdict"):
-        if not isinstance(about.get(key), str):
-            raise BadInput(f"{key} of paper {paper!r} must be a text, was {about.get(key)!r}; mend its paper.toml")
-    counts = {"held": 0, "open": 0, "failed": 0}
     for one in results:
-        for judgement in one.judgements(at_true=False):
-            if judgement.verdict in counts:
-                counts[judgement.verdict] += 1
-    by = "by the paper's own formula" if any(one.by_formula for one in results) else "at true ε"
-    tally = (
-        f"{_TALLY}{sum(counts.values())} claims that are tested here, {counts['held']} held,"
-        f" {counts['failed']} failed and {counts['open']} stayed open, {by}."
-    )
-    parts = (f"# {about['title']}", about["source"], about["verdict"].strip(), what_is_private(results), tally)
+        for verdicts in one.verdicts():
+            if verdicts.failed_under and verdicts.claim.quote and not verdicts.claim.decides:
+                raise BadInput(
+                    f"decides of the claim {verdicts.claim.says!r} of experiment {one.experiment.name!r} must say what"
+                    " would decide it, was left out, and it failed; name what is not known"
+                )
+    parts = (f"# {about['title']}", about["source"], about["verdict"].strip(), what_is_private(results), tally(results))
     head = "".join(f"{part}\n\n" for part in parts)[:-1]
     path = folder / f"{paper}.md"
-    sections = [one.markdown(one.draw(folder)) for one in results]
+    sections = [markdown(one, one.draw(folder)) for one in results]
     if left:
         missed = "; ".join(f"{one.shows} (`dpfl reproduce {one.name} --scale paper`)" for one in left)
-        sections.append(f"## Not here yet\n\n{missed}.\n")
+        sections.append(f"## Not tried yet\n\n{missed}.\n")
     path.write_text("\n".join([head, *sections]), encoding="utf-8")
     return path
+
+
+def tally(results: Sequence[Results]) -> str:
+    """Count a paper's claims, those about the same trainings once: what the worst of them is counts."""
+    together: dict[object, list[Verdicts]] = {}
+    for one in results:
+        if not one.experiment.own:
+            for verdicts in one.verdicts():
+                together.setdefault(verdicts.about, []).append(verdicts)
+    if not together:
+        return "None of this is a claim of a paper."
+    counts = []
+    for look, words in LOOKS.items():
+        judged = [[one.by[look].verdict for one in claims if look in one.by] for claims in together.values()]
+        fates = Counter(whole(verdicts) for verdicts in judged if verdicts)
+        if fates:
+            some = [f"{count} {_FATES[fate]}" for fate in _FATES if (count := fates[fate])]
+            counts.append(f"{words} {', '.join(some)}")
+    said = "1 claim is" if len(together) == 1 else f"{len(together)} claims are"
+    return f"{said} tested here: {'; '.join(counts)}."
 
 
 def what_is_private(results: Sequence[Results]) -> str:
     """Say that all of it is a simulation, and whom each ε is for: a comparison with a paper keeps to its neighbours."""
     systems: dict[tuple[str, str], set[str]] = {}
     for one in results:
-        for kind, names in one.protected.items():
-            systems.setdefault(kind, set()).update(names)
+        for kind, its in one.protected.items():
+            systems.setdefault(kind, set()).update(its)
     simulation = "All of this together is a simulation, which runs on seeds: nobody's records were protected here."
     if not systems:
         return simulation
@@ -70,18 +93,53 @@ def what_is_private(results: Sequence[Results]) -> str:
     return f"{simulation} Each ε is that of one training, and for the neighbours of its paper: {'; '.join(words)}."
 
 
-def write_index(folder: Path) -> Path:
-    """Write README.md: every page that the folder holds, with what it says of itself."""
-    lines = []
-    for about in sorted(_HOME.glob("*/paper.toml")):
-        page = folder / f"{about.parent.name}.md"
-        if page.is_file():
-            tally = next(line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith(_TALLY))
-            lines.append(f"- [{_about(about.parent.name)['title']}]({page.name}). {tally}\n")
+def write_index(results: Sequence[Results], folder: Path) -> Path:
+    """Write README.md, the page about all papers: what each promises, its main claims and what holds."""
+    by_name = {one.experiment.name: one for one in results}
+    sections = []
+    for paper in dict.fromkeys(one.experiment.paper for one in sorted(results, key=lambda one: one.experiment.own)):
+        about, its = _about(paper), [one for one in results if one.experiment.paper == paper]
+        lines = [["claim", *(LOOKS[look] for look in ("paper", "true")), "in plain words"]]
+        for main in about.get("main", []):
+            verdicts = _main_claim(paper, main, by_name)
+            if verdicts is not None:
+                lines.append([main["claim"], *(_of(verdicts, look) for look in ("paper", "true")), main["plain"]])
+        parts = [f"## [{about['title']}]({paper}.md)", about["promises"].strip()]
+        if about["plot"] in by_name:
+            parts.append(f"![{by_name[about['plot']].experiment.title}]({about['plot']}.png)")
+        if len(lines) > 1:
+            parts.append(table(lines).strip())
+        sections.append("\n\n".join([*parts, f"[All of it]({paper}.md). {tally(its)}"]))
     path = folder / "README.md"
-    path.write_text(_INDEX + "".join(lines), encoding="utf-8")
+    path.write_text(_INDEX + "\n\n".join(sections) + "\n", encoding="utf-8")
     return path
 
 
+def _main_claim(paper: str, main: Mapping[str, str], by_name: Mapping[str, Results]) -> Verdicts | None:
+    """Return the verdicts of a claim that a paper's table of main claims names; None where nothing is trained yet."""
+    if main["experiment"] not in names():
+        raise BadInput(
+            f"experiment of a main claim of {paper!r} must be one of its experiments, was {main['experiment']!r}; mend"
+            " its paper.toml"
+        )
+    if main["experiment"] not in by_name:
+        return None
+    found = {one.claim.says: one for one in by_name[main["experiment"]].verdicts()}
+    if main["says"] not in found:
+        raise BadInput(
+            f"says of a main claim of {paper!r} must be what a claim of {main['experiment']!r} says, was"
+            f" {main['says']!r}; choose one of {sorted(found)}"
+        )
+    return found[main["says"]]
+
+
+def _of(verdicts: Verdicts, look: Look) -> str:
+    return str(verdicts.by[look]) if look in verdicts.by else "–"
+
+
 def _about(paper: str) -> dict[str, Any]:
-    return read_toml("paper", _HOME / paper / "paper.toml")
+    about = read_toml("paper", _HOME / paper / "paper.toml")
+    for key in ("title", "source", "verdict", "promises", "plot"):
+        if not isinstance(about.get(key), str):
+            raise BadInput(f"{key} of paper {paper!r} must be a text, was {about.get(key)!r}; mend its paper.toml")
+    return about

@@ -16,8 +16,9 @@ from dpfl.options import fit, read_toml
 
 _KEYS = {
     "title", "shows", "measure", "repetitions", "down", "across", "differs", "fresh_data", "rows", "columns", "base",
-    "at_true", "smoke", "printed", "claims", "plan", "log", "order",
+    "at_true", "smoke", "printed", "claims", "plan", "log", "order", "own", "reading", "ours",
 }  # fmt: skip
+_OF_OURS = {"reading", "differs", "repetitions", "rows", "columns", "base", "at_true", "smoke", "fresh_data"}
 _OF_A_LINE = {"label", "measure", "search", "at_true", "at_round", "by_column"}
 
 
@@ -32,20 +33,29 @@ def find(wanted: Sequence[str], scale: Scale, *, repetitions: int | None = None)
     repetitions: instead of each file's own.
     """
     known = {_name(path): path for path in _paths()}
-    papers = {path.parent.name for path in known.values()}
     found: list[Experiment] = []
     for name in wanted:
         if name.endswith(".toml"):
             found.append(load(Path(name), scale))
-        elif name == "all" or name in papers:
+        elif name == "all" or name in papers():
             chosen = [load(path, scale) for path in known.values() if name in ("all", path.parent.name)]
             found += sorted(chosen, key=lambda one: (one.paper, one.order, one.name))
         else:
-            found.append(load(choose("name", name, known | dict.fromkeys([*papers, "all"], Path())), scale))
+            found.append(load(choose("name", name, known | dict.fromkeys([*papers(), "all"], Path())), scale))
     if repetitions is not None:
         require_count("repetitions", repetitions, "use at least 2 for a standard error")
-        found = [replace(one, repetitions=repetitions, own_repetitions=one.repetitions == repetitions) for one in found]
+        found = [_repeated(one, repetitions) for one in found]
     return list({one.name: one for one in found}.values())
+
+
+def _repeated(one: Experiment, times: int) -> Experiment:
+    ours = None if one.ours is None else _repeated(one.ours, times)
+    return replace(one, repetitions=times, own_repetitions=one.repetitions == times, ours=ours)
+
+
+def papers() -> list[str]:
+    """Return the papers whose experiments come with dpfl."""
+    return list(dict.fromkeys(path.parent.name for path in _paths()))
 
 
 def _paths() -> list[Path]:
@@ -69,6 +79,22 @@ def load(path: Path, scale: Scale) -> Experiment:
     for key in table:
         if key not in _KEYS:
             raise refuse(key, f"left out: known are {', '.join(sorted(_KEYS))}", table[key])
+    second = table.pop("ours", None)
+    if second is None:
+        return _read(table, name, path, scale, refuse)
+    if not isinstance(second, dict) or not second.keys() <= _OF_OURS or not second.keys() >= {"reading", "base"}:
+        raise refuse("ours", f"a table of reading, base and perhaps others of {', '.join(sorted(_OF_OURS))}", second)
+    if "reading" not in table:
+        raise refuse("reading", "given where there is a second one in [ours]", None)
+    shared = {key: value for key, value in table.items() if key not in {"differs", "at_true", "reading", "printed"}}
+    ours = _read(shared | second, name, path, scale, refuse, other=table)
+    return replace(_read(table, name, path, scale, refuse, other=second), ours=ours)
+
+
+def _read(
+    table: dict[str, Any], name: str, path: Path, scale: Scale, refuse: Any, *, other: dict[str, Any] | None = None
+) -> Experiment:
+    """Read one reading of an experiment; claims may speak of the rows and columns of the other one too."""
     for key in ("title", "measure", "rows", "columns", "base"):
         if key not in table:
             raise refuse(key, "given", None)
@@ -81,11 +107,13 @@ def load(path: Path, scale: Scale) -> Experiment:
             if not isinstance(values, list) or len(values) != len(columns):
                 raise refuse(f"by_column.{key}", f"a list of {len(columns)} values, one a column", values)
     printed = _printed(table.get("printed", {}), rows, columns, refuse)
-    chosen_rows, chosen_columns = (
-        _chosen(lines, smoke.pop(key, None), key, refuse) for lines, key in ((rows, "rows"), (columns, "columns"))
+    other_rows, other_columns = (
+        _lines((other or table).get(key, table[key]), key, refuse) for key in ("rows", "columns")
     )
-    claims = tuple(read_claim(one, [row.label for row in rows], [column.label for column in columns], refuse)
-                   for one in table.get("claims", []))  # fmt: skip
+    every_row, every_column = ([line.label for line in lines] for lines in (rows + other_rows, columns + other_columns))
+    chosen_rows = _chosen(rows, smoke.pop("rows", None), every_row, "rows", refuse)
+    chosen_columns = _chosen(columns, smoke.pop("columns", None), every_column, "columns", refuse)
+    claims = tuple(read_claim(one, every_row, every_column, refuse) for one in table.get("claims", []))
     repetitions = smoke.pop("repetitions", table.get("repetitions", 1))
     require_count("repetitions", repetitions, f"mend {str(path)!r}")
     last = smoke.pop("set", {})
@@ -94,7 +122,8 @@ def load(path: Path, scale: Scale) -> Experiment:
     return Experiment(
         name=name, paper=path.parent.name, scale=scale, title=fit("title", table["title"], str),
         shows=fit("shows", table.get("shows", ""), str), measure=table["measure"], repetitions=repetitions,
-        down=str(table.get("down", "")), across=str(table.get("across", "")),
+        down=str(table.get("down", "")), across=str(table.get("across", "")), own=bool(table.get("own", False)),
+        reading=fit("reading", table.get("reading", ""), str),
         differs=fit("differs", table.get("differs", []), tuple[str, ...]),
         fresh_data=bool(table.get("fresh_data", False)), log=bool(table.get("log", False)),
         order=int(table.get("order", 0)), base=table["base"], last=last, at_true=table.get("at_true", {}),
@@ -133,16 +162,16 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _chosen(lines: Sequence[Line], wanted: Any, key: str, refuse: Any) -> list[int]:
-    """Return which rows or columns are shown: all, or those that the smoke scale names."""
+def _chosen(lines: Sequence[Line], wanted: Any, known: Sequence[str], key: str, refuse: Any) -> list[int]:
+    """Return which rows or columns are shown: all, or those that the smoke scale names and this reading has."""
     labels = [line.label for line in lines]
     if wanted is None:
         return list(range(len(lines)))
     texts = [f"{one:g}" if isinstance(one, float) else str(one) for one in wanted]
     for text in texts:
-        if text not in labels:
+        if text not in known:
             raise refuse(f"smoke.{key}", f"labels among {labels}", text)
-    return [labels.index(text) for text in texts]
+    return [labels.index(text) for text in texts if text in labels]
 
 
 def _cut(row: Line, columns: Sequence[int]) -> Line:

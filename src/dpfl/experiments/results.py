@@ -1,26 +1,37 @@
-"""The results of an experiment: the paper's table with ours beside it, at true ε too, and what became of its claims."""
+"""The results of an experiment: the paper's table with ours beside it, at true ε too, and what became of its claims.
+
+An experiment that is read in two ways has two tables, and each claim a verdict for either. What is not trained yet is
+left open, and said so.
+"""
 
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dpfl import run_folder
 from dpfl.experiments.cells import restored
-from dpfl.experiments.claims import Estimate, Judgement, judge
+from dpfl.experiments.claims import Claim, Estimate, Judgement, Side, judge
 from dpfl.experiments.experiment import MEASURES, Experiment, Line
 from dpfl.experiments.store import Store
-from dpfl.report.experiment import draw
-from dpfl.rounding import rounded_up
+from dpfl.report.experiment import draw, draw_portraits
 
-_NO_NOISE = 1e6  # an ε from which on noise is as good as none: how a table writes "without noise"
 LOWER_IS_BETTER = {"loss": True, "accuracy": False}
+
+
+Look = Literal["paper", "ours", "true"]  # under the paper's reading, under ours, and where the promised ε is true
+LOOKS: dict[Look, str] = {
+    "paper": "under the paper's reading",
+    "ours": "under our reading",
+    "true": "at true ε",
+}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What was found at one row and column: by the paper's formula, and at true ε."""
+    """What was found at one row and column: by the paper's formula, and at true ε; None where nothing is trained."""
 
     ours: Estimate | None
     at_true: Estimate | None
@@ -28,36 +39,62 @@ class Entry:
     privacy: dict[str, Any] | None  # of `ours`
     at_true_privacy: dict[str, Any] | None
     paper: float | None
+    training: tuple[str, int | None]  # of `ours`: the cell, and the round at which it was looked at
+    true_training: tuple[str, int | None]
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """How one claim fared, and which trainings it is about."""
+
+    claim: Claim
+    by: Mapping[Look, Judgement]
+    about: frozenset[object]  # the same for claims about the same trainings: they are one claim
+
+    @property
+    def failed_under(self) -> list[Look]:
+        """Return where it failed."""
+        return [look for look, judgement in self.by.items() if judgement.verdict == "failed"]
 
 
 class Results:
-    """An experiment, all of whose cells are finished."""
+    """An experiment, or one of its readings, as far as its cells are finished."""
 
     def __init__(self, experiment: Experiment, store: Store, *, seed: int) -> None:
         self.experiment, self.seed = experiment, seed
         self.dates: set[str] = set()
         self.devices: set[str] = set()
         self.protected: dict[tuple[str, str], set[str]] = {}  # unit and neighbours, and the systems that promise them
+        self.left = 0  # places that are not trained yet
+        self.portraits: dict[str, dict[str, Any]] = {}  # by row, where models were asked what they take for each class
         self._seconds: dict[str, float] = {}  # of each cell, which several places may share
         self.places = {
             (row.label, column.label): self._place(store, row, column, (down, across))
             for down, row in enumerate(experiment.rows)
             for across, column in enumerate(experiment.columns)
         }
+        self.our_reading = None if experiment.ours is None else Results(experiment.ours, store, seed=seed)
 
     def _place(self, store: Store, row: Line, column: Line, at: tuple[int, int]) -> Entry:
         cells = self.experiment.printed.cells
         paper = cells[at[0]][at[1]] if cells else math.nan
-        ours, chosen, privacy = self._found(store, row, column, at_true=False)
-        at_true, _, true_privacy = self._found(store, row, column, at_true=True)
-        return Entry(ours, at_true, chosen, privacy, true_privacy, None if math.isnan(paper) else paper)
+        ours, chosen, privacy, training = self._found(store, row, column, at_true=False)
+        at_true, _, true_privacy, true_training = self._found(store, row, column, at_true=True)
+        printed = None if math.isnan(paper) else paper
+        return Entry(ours, at_true, chosen, privacy, true_privacy, printed, training, true_training)
 
     def _found(
         self, store: Store, row: Line, column: Line, *, at_true: bool
-    ) -> tuple[Estimate | None, dict[str, Any], dict[str, Any] | None]:
+    ) -> tuple[Estimate | None, dict[str, Any], dict[str, Any] | None, tuple[str, int | None]]:
         """Return what one place measured; of several candidates that which did best on the public split."""
-        candidates: list[tuple[float, int, dict[str, Any], dict[str, Any]]] = []
-        for choice, cell in self.experiment.cells(row, column, at_true=at_true, seed=self.seed):
+        if at_true not in self.experiment.sides:
+            return None, {}, None, ("", None)
+        cells = self.experiment.cells(row, column, at_true=at_true, seed=self.seed)
+        if not all(cell in store for _, cell in cells):
+            self.left += 1
+            return None, {}, None, ("", None)
+        candidates: list[tuple[float, int, dict[str, Any], dict[str, Any], str]] = []
+        for choice, cell in cells:
             record = store[cell]
             self.dates.add(record["date"])
             self.devices.add(record["device"])
@@ -65,17 +102,35 @@ class Results:
             if privacy := record.get("privacy"):
                 kind = privacy["unit"], privacy["neighbours"]
                 self.protected.setdefault(kind, set()).add(cell.config.system.name)
+            if "portraits" in record and not at_true:
+                self.portraits.setdefault(row.label, record["portraits"])
             losses = record.get("validation_loss") or [None]
             public = math.inf if None in losses else statistics.fmean(losses)
-            candidates.append((public, len(candidates), choice, record))
-        _, _, choice, record = min(candidates)
+            candidates.append((public, len(candidates), choice, record, cell.key))
+        _, _, choice, record, key = min(candidates)
         values = restored(record, self.experiment.measure_of(row), column.at_round)
-        return None if values is None else Estimate.of(values), choice, record.get("privacy")
+        estimate = None if values is None else Estimate.of(values)
+        return estimate, choice, record.get("privacy"), (key, column.at_round)
+
+    @property
+    def readings(self) -> "tuple[Results, ...]":
+        """Return the results of the paper's reading, and of ours where there are two."""
+        return (self,) if self.our_reading is None else (self, self.our_reading)
+
+    @property
+    def asked(self) -> int:
+        """Return how many places there are to train."""
+        return len(self.places) * len(self.experiment.sides)
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether nothing is trained yet, under any reading."""
+        return not any(reading.dates for reading in self.readings)
 
     @property
     def by_formula(self) -> bool:
         """Tell whether anything here rests on a paper's formula, and not on exact accounting alone."""
-        return any(place.ours != place.at_true for place in self.places.values())
+        return self.our_reading is not None or any(place.ours != place.at_true for place in self.places.values())
 
     @property
     def command(self) -> str:
@@ -105,29 +160,72 @@ class Results:
             for claim in experiment.claims
         ]
 
+    def verdicts(self) -> list[Verdicts]:
+        """Return how every claim fared, under each reading and at true ε."""
+        true = self.readings[-1]
+        by: dict[Look, list[Judgement]] = {}
+        if True in true.experiment.sides:
+            by["true"] = true.judgements(at_true=True)
+        if self.our_reading is not None:
+            by["ours"] = self.our_reading.judgements(at_true=False)
+        if self.by_formula:
+            by["paper"] = self.judgements(at_true=False)
+        found = []
+        for at, claim in enumerate(self.experiment.claims):
+            its = {look: by[look][at] for look in LOOKS if look in by}
+            about = (
+                self._about(its, "paper") or (self.our_reading or self)._about(its, "ours") or true._about(its, "true")
+            )
+            found.append(Verdicts(claim, its, about or frozenset({(self.experiment.name, claim.says)})))
+        return found
+
+    def _about(self, by: Mapping[Look, Judgement], look: Look) -> frozenset[object]:
+        """Return what trainings were compared: loss and accuracy of the same ones say the same of a claim."""
+        measured = "quality" if self.experiment.measure in LOWER_IS_BETTER else self.experiment.measure
+
+        def of(side: Side) -> object:
+            if isinstance(side, float):
+                return "a number"
+            row, column = side
+            at = [place for (r, c), place in self.places.items() if r == row and column in (c, "", "best", "worst")]
+            trained = frozenset(place.true_training if look == "true" else place.training for place in at)
+            return trained, column if column in ("best", "worst") else ""
+
+        judgement = by.get(look)
+        pairs = judgement.compared if judgement is not None else ()
+        return frozenset((measured, frozenset(map(of, pair))) for pair in pairs)
+
     def to_dict(self) -> dict[str, Any]:
         """Return what `dpfl reproduce --json` prints."""
         one = self.experiment
-        papers, true = self.judgements(at_true=False), self.judgements(at_true=True)
         return {
             "name": one.name,
             "title": one.title,
             "shows": one.shows,
+            "own": one.own,
             "scale": one.scale,
             "measure": MEASURES[one.measure],
             "down": one.down,
             "across": one.across,
             "log": one.log,
-            "repetitions": max(len(place.ours.values) for place in self.places.values() if place.ours is not None),
+            **self._as_read(),
+            "our_reading": None if self.our_reading is None else self.our_reading._as_read(),
+            "claims": [_claim(verdicts) for verdicts in self.verdicts()],
+            "summary": self._summary(),
+            "seed": self.seed,
+        }
+
+    def _as_read(self) -> dict[str, Any]:
+        """Return what belongs to one reading."""
+        one = self.experiment
+        counts = [len(place.ours.values) for place in self.places.values() if place.ours is not None]
+        return {
+            "reading": one.reading,
+            "repetitions": max(counts, default=one.repetitions),
             "differs": list(one.differs),
             "rows": [self._row(row, column) for row in one.rows for column in one.columns],
-            "claims": [
-                {"says": first.says, "ours": str(first), "at_true_epsilon": str(second)}
-                for first, second in zip(papers, true, strict=True)
-            ],
-            "summary": self._summary(),
+            "left": self.left,
             "command": self.command,
-            "seed": self.seed,
             "dates": sorted(self.dates),
             "devices": sorted(self.devices),
             "seconds": round(sum(self._seconds.values()), 1),
@@ -166,6 +264,9 @@ class Results:
                     for column in experiment.columns
                     if (estimate := getattr(self.places[row.label, column.label], side)) is not None
                 }
+                if not found:
+                    line[side] = None
+                    continue
                 best, worst = (min, max) if lower else (max, min)
                 line[side] = {
                     "best_at": best(found, key=lambda label: found[label]),
@@ -179,66 +280,32 @@ class Results:
             lines.append(line)
         return lines
 
-    def markdown(self, image: str | None = None) -> str:
-        """Return the experiment as a piece of Markdown: what it is, the plot, the table and the claims."""
-        plain = self.to_dict()
-        title = f"{plain['shows']}: {plain['title']}" if plain["shows"] else plain["title"]
-        parts = [f"## {title}\n"]
-        if image:
-            parts.append(f"![{title}]({image})\n")
-        parts.append(_caption(plain))
-        if plain["summary"]:
-            parts.append(_markdown(_summary_table(plain)))
-        parts.append(_markdown(self._table()))
-        if plain["claims"]:
-            heading, keys = ["claim", "by the paper's formula", "at true ε"], ["says", "ours", "at_true_epsilon"]
-            if not self.by_formula:
-                heading, keys = ["claim", "at true ε"], ["says", "at_true_epsilon"]
-            parts.append(_markdown([heading, *([one[key] for key in keys] for one in plain["claims"])]))
-        if plain["differs"]:
-            parts.append("What differs from the paper: " + "; ".join(plain["differs"]) + ".\n")
-        return "\n".join(parts)
-
-    def _table(self) -> list[list[str]]:
-        """Return the table as text: for each row what we found, what the paper prints, and the same at true ε."""
-        experiment = self.experiment
-        columns = [column.label for column in experiment.columns]
-        lines = [
-            [experiment.down or "", "", *(f"{experiment.across} = {c}" if i == 0 else c for i, c in enumerate(columns))]
-        ]
-        for row in experiment.rows:
-            places = [self.places[row.label, column] for column in columns]
-            lines.append([row.label, "ours", *(_shown(place.ours) for place in places)])
-            if any(place.chosen for place in places):
-                words = (", ".join(f"{key} = {value}" for key, value in place.chosen.items()) for place in places)
-                lines.append(["", "chosen", *words])
-            if any(place.paper is not None for place in places):
-                lines.append(["", "paper", *("" if place.paper is None else f"{place.paper:g}" for place in places)])
-            if any(place.privacy for place in places):
-                lines.append(["", "true ε", *(_epsilon(place.privacy) for place in places)])
-                if any(place.privacy and place.privacy["with_papers_sensitivity"] for place in places):
-                    believed = (_epsilon(place.privacy, "with_papers_sensitivity") for place in places)
-                    lines.append(["", "true ε, granting its sensitivity", *believed])
-                if any(place.privacy and place.privacy["calibration"] == "paper" for place in places):
-                    lines.append(["", "at true ε", *(_shown(place.at_true) for place in places)])
-                    lines.append(["", "its true ε", *(_epsilon(place.at_true_privacy) for place in places)])
-            elif any(place.at_true != place.ours for place in places):
-                lines.append(["", "with true noise", *(_shown(place.at_true) for place in places)])
-        return lines
-
     def save(self, folder: Path) -> None:
-        """Write NAME.json, NAME.md and NAME.png."""
-        name = self.experiment.name
+        """Write NAME.json and NAME.png."""
         self.draw(folder)
-        run_folder.write_json(folder, f"{name}.json", self.to_dict())
-        (folder / f"{name}.md").write_text(self.markdown(f"{name}.png"), encoding="utf-8")
+        run_folder.write_json(folder, f"{self.experiment.name}.json", self.to_dict())
+
+    @property
+    def drawn(self) -> dict[str, dict[str, Any]]:
+        """Return what models take for each class, by row: in the paper's reading, else in ours."""
+        return next((reading.portraits for reading in self.readings if reading.portraits), {})
 
     def draw(self, folder: Path) -> str:
-        """Plot it as NAME.png and return that name."""
+        """Plot it as NAME.png, and what models take for each class as NAME-digits.png; return the first name."""
         run_folder.make(folder)
         image = f"{self.experiment.name}.png"
         draw(self.to_dict(), folder / image)
+        if self.drawn:
+            draw_portraits(self.drawn, folder / f"{self.experiment.name}-digits.png")
         return image
+
+
+def _claim(verdicts: Verdicts) -> dict[str, Any]:
+    claim, by = verdicts.claim, {look: str(judgement) for look, judgement in verdicts.by.items()}
+    return {
+        "says": claim.says, "quote": claim.quote, "where": claim.where, "ours": by.get("paper", by.get("true")),
+        "our_reading": by.get("ours"), "at_true_epsilon": by.get("true"), "decides": claim.decides,
+    }  # fmt: skip
 
 
 def _plain(key: str, estimate: Estimate | None) -> dict[str, Any]:
@@ -248,62 +315,3 @@ def _plain(key: str, estimate: Estimate | None) -> dict[str, Any]:
 
 def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
-
-
-def _epsilon(privacy: dict[str, Any] | None, key: str = "true") -> str:
-    if privacy is None:
-        return "–"
-    return "∞" if privacy["claimed"] >= _NO_NOISE else rounded_up(privacy[key])
-
-
-def _shown(estimate: Estimate | None) -> str:
-    """Print a mean with its standard error, to the digits that the error leaves.
-
-    >>> _shown(Estimate(27.4031, 0.123)), _shown(Estimate(0.46631)), _shown(Estimate(float("inf")))
-    ('27.40 ± 0.12', '0.4663', 'diverged')
-    """
-    if estimate is None:
-        return "–"
-    if not math.isfinite(estimate.mean):
-        return "diverged"
-    if estimate.error == 0:
-        return f"{estimate.mean:.4g}" if abs(estimate.mean) < 1e4 else f"{estimate.mean:.3g}"
-    digits = min(4, max(0, 1 - math.floor(math.log10(estimate.error))))
-    if abs(estimate.mean) >= 1e5:
-        return f"{estimate.mean:.2e} ± {estimate.error:.1e}"
-    return f"{estimate.mean:.{digits}f} ± {estimate.error:.{digits}f}"
-
-
-def _caption(plain: dict[str, Any]) -> str:
-    dates = " to ".join(sorted({plain["dates"][0], plain["dates"][-1]}))
-    measured = f"{plain['measure'][0].upper()}{plain['measure'][1:]}"
-    repeated = f", mean of {plain['repetitions']} repetitions ± standard error" if plain["repetitions"] > 1 else ""
-    where = f"{dates}, on {' and '.join(plain['devices'])} ({plain['seconds']:,.0f} s of trainings)"
-    return f"{measured}{repeated}. `{plain['command']}`, seed {plain['seed']}, {where}.\n"
-
-
-def _summary_table(plain: dict[str, Any]) -> list[list[str]]:
-    def number(value: float | None) -> str:
-        return "diverged" if value is None else f"{value:.4g}"
-
-    heading = [
-        plain["down"], f"best {plain['across']}: ours", "paper", "at true ε", "best: ours", "paper", "at true ε",
-        "worst: ours", "paper", "at true ε",
-    ]  # fmt: skip
-    rows = [
-        [
-            line["row"],
-            *(text for key in ("best_at", "best", "worst") for text in (
-                line["ours"][key] if key == "best_at" else number(line["ours"][key]),
-                "" if line["paper"][key] is None else f"{line['paper'][key]:g}",
-                line["at_true"][key] if key == "best_at" else number(line["at_true"][key]),
-            )),
-        ]
-        for line in plain["summary"]
-    ]  # fmt: skip
-    return [heading, *rows]
-
-
-def _markdown(lines: list[list[str]]) -> str:
-    heading, *rows = lines
-    return "".join(f"| {' | '.join(row)} |\n" for row in [heading, ["---"] * len(heading), *rows])

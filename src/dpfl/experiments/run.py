@@ -6,9 +6,11 @@ from pathlib import Path
 from dpfl.errors import BadInput
 from dpfl.experiments.experiment import Experiment
 from dpfl.experiments.pages import write_index, write_page
+from dpfl.experiments.reading import find
 from dpfl.experiments.results import Results
 from dpfl.experiments.store import Store
 from dpfl.experiments.sweep import OnDone, missing, sweep
+from dpfl.experiments.words import markdown
 
 
 def reproduce(
@@ -26,24 +28,29 @@ def reproduce(
     results = [Results(one, store, seed=seed) for one in experiments]
     for one in results:
         one.save(folder)
+        name = one.experiment.name
+        (folder / f"{name}.md").write_text(markdown(one, f"{name}.png"), encoding="utf-8")
     return results
 
 
 def write_pages(experiments: Sequence[Experiment], folder: Path, *, seed: int = 1) -> list[Path]:
-    """Write a page for each paper, of all of its experiments that are finished in `folder`, and a list of all pages.
+    """Write a page for each paper, of all of its experiments that are begun in `folder`, and the page about all papers.
 
     Nothing is trained.
     """
     store = Store(folder)
-    finished = [Results(one, store, seed=seed) for one in experiments if not missing([one], store, seed)]
-    if not finished:
+    begun = [found for one in experiments if not (found := Results(one, store, seed=seed)).is_empty]
+    if not begun:
         raise BadInput(
-            f"out must hold finished experiments for pages, but {str(folder)!r} has none of these; reproduce one first"
+            f"out must hold finished cells of experiments for pages, but {str(folder)!r} has none of these; reproduce"
+            " one first"
         )
     paths = []
-    for paper in dict.fromkeys(one.experiment.paper for one in finished):
-        its = [one for one in finished if one.experiment.paper == paper]
-        done = {one.experiment.name for one in its}
-        left = [one for one in experiments if one.paper == paper and one.name not in done]
+    for paper in dict.fromkeys(one.experiment.paper for one in begun):
+        its = [one for one in begun if one.experiment.paper == paper]
+        shown = {one.experiment.name for one in its}
+        left = [one for one in experiments if one.paper == paper and one.name not in shown]
         paths.append(write_page(paper, its, left, folder))
-    return [*paths, write_index(folder)]
+    scale = experiments[0].scale
+    every = [Results(one, store, seed=seed) for one in find(["all"], scale)]
+    return [*paths, write_index([one for one in every if not one.is_empty], folder)]

@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from threading import Thread
 
 import torch
@@ -40,13 +41,12 @@ OnDone = Callable[[Job, Record, int, int], None]  # told of each finished cell, 
 def jobs_of(experiment: Experiment, seed: int) -> list[Job]:
     """Return every cell of an experiment once, those at true ε among them."""
     found: dict[str, Job] = {}
-    for row in experiment.rows:
-        for column in experiment.columns:
-            for at_true in (False, True):
-                for choice, cell in experiment.cells(row, column, at_true=at_true, seed=seed):
-                    words = [row.label, *([] if column.at_round else [column.label])]
-                    words += [f"{key} = {value}" for key, value in choice.items()]
-                    found.setdefault(cell.key, Job(experiment.name, ", ".join(words), cell))
+    for reading in experiment.readings:
+        for row, column, at_true in product(reading.rows, reading.columns, reading.sides):
+            for choice, cell in reading.cells(row, column, at_true=at_true, seed=seed):
+                words = [row.label, *([] if column.at_round else [column.label])]
+                words += [f"{key} = {value}" for key, value in choice.items()]
+                found.setdefault(cell.key, Job(experiment.name, ", ".join(words), cell))
     return list(found.values())
 
 

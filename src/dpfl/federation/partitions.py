@@ -30,7 +30,9 @@ FORMS = {
     "classes": "classes:C",
     "sorted": "sorted",
     "writer": "writer",
+    "writer-groups": "writer-groups",
 }
+OF_PEOPLE = ("writer", "writer-groups")  # which need data that knows whose each record is
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Partition:
 
 
 def parse_partition(text: str) -> Partition:
-    """Read `iid`, `dirichlet:ALPHA`, `classes:C`, `sorted` or `writer`.
+    """Read `iid`, `dirichlet:ALPHA`, `classes:C`, `sorted`, `writer` or `writer-groups`.
 
     >>> parse_partition("dirichlet:0.05")
     Partition(kind='dirichlet', number=0.05)
@@ -88,7 +90,7 @@ def share_out(
     groups: Tensor | None = None,
 ) -> list[Tensor]:
     """Share records with these targets out by `partition`, or say in one sentence why that cannot be done."""
-    if sizes is not None and partition.kind in ("dirichlet", "writer"):
+    if sizes is not None and partition.kind in ("dirichlet", *OF_PEOPLE):
         raise BadInput(
             f"sizes must be left out with partition '{partition}', which decides itself how much each client "
             f"holds, was {sizes!r}; leave it out, or use 'iid', 'classes:C' or 'sorted'"
@@ -110,6 +112,8 @@ def share_out(
             return [pieces[at] for block in blocks for at in rng.permutation(block)]
         case "writer":
             return writer(groups, clients, rng)
+        case "writer-groups":
+            return writer_groups(groups, clients, rng)
         case _:
             return iid(len(targets), clients, rng, sizes=sizes)
 
@@ -197,21 +201,18 @@ def classes(labels: Tensor, clients: int, per_client: int, rng: Generator, *, si
 
 def writer(groups: Tensor | None, clients: int, rng: Generator) -> list[Tensor]:
     """Make one client of each of `clients` writers (or other groups) chosen at random."""
-    if groups is None:
-        raise BadInput(
-            "partition 'writer' needs data that knows who wrote each record, such as 'femnist', and this "
-            "does not; use another partition"
-        )
-    order = np.argsort(groups.numpy(), kind="stable")
-    names, starts = np.unique(groups.numpy()[order], return_index=True)
-    require_count("clients", clients, "give at least one")
-    if clients > len(names):
-        raise BadInput(
-            f"clients must be at most the {len(names)} writers there are to share out, was {clients}; "
-            f"lower it or validation_share"
-        )
-    pieces = np.split(order, starts[1:])
-    return [torch.from_numpy(pieces[i]) for i in rng.choice(len(names), clients, replace=False)]
+    pieces = _by_writer(groups, clients, "writer")
+    return [torch.from_numpy(pieces[i]) for i in rng.choice(len(pieces), clients, replace=False)]
+
+
+def writer_groups(groups: Tensor | None, clients: int, rng: Generator) -> list[Tensor]:
+    """Share all writers out at random, each to one client with all of its records and, but for one, as many to each.
+
+    A client holds as many records as its writers wrote.
+    """
+    pieces = _by_writer(groups, clients, "writer-groups")
+    held = np.split(rng.permutation(len(pieces)), _even(len(pieces), clients).cumsum()[:-1])
+    return [torch.from_numpy(np.concatenate([pieces[i] for i in mine])) for mine in held]
 
 
 def keep_share(rows: list[Tensor], share: float, rng: Generator) -> list[Tensor]:
@@ -281,6 +282,23 @@ def _take_classes(clients: int, count: int, per_client: int, rng: Generator) -> 
         takes[client, mine] = True
         taken[mine] += 1
     return takes
+
+
+def _by_writer(groups: Tensor | None, clients: int, partition: str) -> list[Rows]:
+    """Return the rows of each writer, where there is one at least for each client."""
+    if groups is None:
+        raise BadInput(
+            f"partition {partition!r} needs data that knows who wrote each record, such as 'femnist', and this "
+            "does not; use another partition"
+        )
+    rows = _rows_by_class(groups)
+    require_count("clients", clients, "give at least one")
+    if clients > len(rows):
+        raise BadInput(
+            f"clients must be at most the {len(rows)} writers there are to share out, was {clients}; "
+            f"lower it or validation_share"
+        )
+    return rows
 
 
 def _rows_by_class(labels: Tensor) -> list[Rows]:

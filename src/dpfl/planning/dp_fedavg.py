@@ -53,7 +53,7 @@ def spread(
 
 def paper_variance(
     *, noise: str, dim: int, rounds: float, local_steps: float, clients: int, cohort: float, clip: float,
-    budget: Budget,
+    budget: Budget, constant: float = C2,
 ) -> float:  # fmt: skip
     """Return v as the paper substitutes it: ω₁/4 of its Theorem 3, for clients of equal size and budget.
 
@@ -62,7 +62,7 @@ def paper_variance(
     reach = dim * (local_steps * clip / budget.epsilon) ** 2
     if noise == "laplace":
         return 2 * reach * cohort * (rounds / clients) ** 2
-    return 2 * reach * C2**2 * math.log(1 / budget.delta) * rounds / clients
+    return 2 * reach * constant**2 * math.log(1 / budget.delta) * rounds / clients
 
 
 def papers_local_steps(*, total_steps: float, power: int) -> float:
@@ -115,6 +115,12 @@ def optimal_total_steps(
 
 def predicted(system: DPFedAvg, facts: Facts, constants: Constants, form: Form) -> float:
     """Return the bound on Y for this system."""
+    if system.local_epochs is not None or system.batch_size is not None or system.noise_for_steps is not None:
+        raise Void(
+            "local_epochs, batch_size and noise_for_steps must be left out for DP-FedAvg's bound, which counts steps on"
+            f" all records and their noise, were {system.local_epochs}, {system.batch_size} and"
+            f" {system.noise_for_steps}; leave them out, or use --method pilot"
+        )
     clients = len(facts.sizes)
     cohort, local = system.cohort or clients, system.local_steps
     mu, smoothness, distance = constants.need("strong_convexity", "smoothness", "initial_distance")
@@ -125,9 +131,11 @@ def predicted(system: DPFedAvg, facts: Facts, constants: Constants, form: Form) 
         heterogeneity=heterogeneity,
     )  # fmt: skip
     if form == "paper":
+        strictest = facts.strictest(system)
         variance = paper_variance(
             noise=system.mechanism, dim=facts.dim, rounds=system.rounds, local_steps=local, clients=clients,
-            cohort=cohort, clip=system.clip, budget=facts.strictest(system),
+            cohort=cohort, clip=system.clip, budget=strictest,
+            constant=system.open_constant(strictest, system.papers_replies(clients)),
         )  # fmt: skip
     else:
         variance = round_noise(at_unit_rate(system), facts)

@@ -1,4 +1,4 @@
-"""FedSGD-DPC's bound, and its right numbers of queries R and replies K (fedsgd-dpc, Theorems 3 to 6).
+"""FedSGD-DPC's bound, and its right numbers of queries R and replies K (fedsgd-dpc, Theorems 3 and 4).
 
 With the theory's rates η_t = 2/(μ(t + γ)), γ = 2λ/μ, the squared distance Y from the optimum obeys
 Y_R ≤ ((4/μ²)(ω₀ + v) + γY₀)/(R + γ), where v = E‖noise‖² of one round at learning rate 1. Laplace noise has v ∝ K·R²,
@@ -33,7 +33,7 @@ def bound(
     *, rounds: float, strong_convexity: float, smoothness: float, initial_distance: float, spread: float,
     variance: float,
 ) -> float:  # fmt: skip
-    """Return the bound on Y_R = E‖θ_R − θ*‖² (Theorems 3 and 5).
+    """Return the bound on Y_R = E‖θ_R − θ*‖² (Theorems 3 and 4).
 
     spread: ω₀, what the clients' differences add. variance: v, of a round's noise at learning rate 1.
     """
@@ -61,16 +61,20 @@ def poisson_variance(
 
 
 def paper_variance(
-    *, noise: str, dim: int, rounds: float, cohort: float, clip: float, records: int, budgets: Sequence[Budget]
-) -> float:
-    """Return v as the paper substitutes it: ω₁/4 of its Theorems 3 and 5, n records in all, N = len(budgets).
+    *, noise: str, dim: int, rounds: float, cohort: float, clip: float, records: int, budgets: Sequence[Budget],
+    constants: Sequence[float] | None = None,
+) -> float:  # fmt: skip
+    """Return v as the paper substitutes it: ω₁/4 of its Theorems 3 and 4, n records in all, N = len(budgets).
 
-    Laplace: 8dKR²C²/(N·n²)·Σ 1/ε_i². Gaussian: c₂²dRC²/n²·Σ ln(1/δ_i)/ε_i².
+    Laplace: 8dKR²C²/(N·n²)·Σ 1/ε_i². Gaussian: dRC²/n²·Σ c₂²·ln(1/δ_i)/ε_i², with each client's own c₂ (None: √2).
     """
     if noise == "laplace":
         total = math.fsum(1 / budget.epsilon**2 for budget in budgets)
         return 8 * dim * cohort * (rounds * clip / records) ** 2 / len(budgets) * total
-    total = math.fsum(math.log(1 / budget.delta) / budget.epsilon**2 for budget in budgets)
+    shares = [(constant / C2) ** 2 for constant in constants or [C2] * len(budgets)]
+    total = math.fsum(
+        share * (math.log(1 / budget.delta) / budget.epsilon**2) for share, budget in zip(shares, budgets, strict=True)
+    )
     return C2**2 * dim * rounds * (clip / records) ** 2 * total
 
 
@@ -159,9 +163,11 @@ def predicted(system: FedSGDDPC, facts: Facts, constants: Constants, form: Form)
         heterogeneity=heterogeneity, sample_variance=samples,
     )  # fmt: skip
     if form == "paper":
+        granted, replies = system.budgets(clients), system.papers_replies(clients)
         variance = paper_variance(
             noise=system.mechanism, dim=facts.dim, rounds=system.rounds, cohort=cohort, clip=system.clip,
-            records=records, budgets=system.budgets(clients),
+            records=records, budgets=granted,
+            constants=[system.open_constant(one, replies) for one in granted],
         )  # fmt: skip
     else:
         variance = round_noise(at_unit_rate(system), facts)

@@ -102,6 +102,11 @@ def predicted(system: NbAFL, facts: Facts, constants: Constants, form: Form) -> 
     terms = terms_of(system, clients, cohort, constants)
     if form == "general":
         return bound(rounds=system.rounds, initial_gap=gap, terms=terms, variance=round_noise(system, facts))
+    if system.weighing != "equal":
+        raise Void(
+            f"weighing must be 'equal' for NbAFL's theorems as printed, which put 1/N for p_i, was {system.weighing!r};"
+            " leave it out, or use --form general"
+        )
     budget = facts.strictest(system)
     size = papers_noise_size(
         rounds=system.rounds, clients=clients, cohort=cohort, fewest_records=min(facts.sizes), epsilon=budget.epsilon,

@@ -11,7 +11,7 @@ from numpy.random import Generator
 
 from dpfl.errors import BadInput
 from dpfl.federation import Federation, Partition, Records, parse_partition
-from dpfl.federation.partitions import share_out
+from dpfl.federation.partitions import OF_PEOPLE, share_out
 
 _LEAST = 20  # public records below which nothing can be learned from them
 _EACH = 4  # public records for each client in whose place they stand, where there are enough
@@ -51,7 +51,7 @@ def _share(
 ) -> tuple[list[torch.Tensor], Partition]:
     """Share out in the given way among as many clients as it allows; at random where it allows none."""
     most = clients
-    while clients > 1 and how.kind != "writer":  # who wrote a public record is not kept
+    while clients > 1 and how.kind not in OF_PEOPLE:  # who wrote a public record is not kept
         try:
             pieces = share_out(how, records.y, clients, rng, min_records=1, regression=regression)
             return [rows for rows in pieces if len(rows)], how

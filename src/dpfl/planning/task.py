@@ -4,16 +4,18 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 from dpfl.config import Config
-from dpfl.errors import BadInput, require_count
+from dpfl.errors import BadInput, require_count, require_one_of
 from dpfl.federation import Federation
 from dpfl.models import Model, build, default_model
 from dpfl.planning import ali_dpfl, dp_fedavg, fedsgd_dpc, nbafl, udp
 from dpfl.planning.bounds import Facts, Planner
+from dpfl.planning.estimate_constants import Estimator
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, NbAFL, PrivateSystem
+from dpfl.systems.system import local_training
 
 PLANNERS: dict[str, Planner] = {
     "dp-fedavg": dp_fedavg.PLANNER,
@@ -47,6 +49,7 @@ class Task:
     most_rounds: int = 300
     total_steps: int | None = None  # of dp-fedavg: then its rounds follow from its local steps
     all_overheard: bool = False  # of nbafl: whether all uploads count as overheard, as they are by the server
+    estimator: Estimator = "general"  # of fedsgd-dpc: whether Y₀ and Γ are estimated as its authors do
     own_model: Model | None = None  # one that was handed over in Python; None: the one that the config names
 
     def __post_init__(self) -> None:
@@ -61,6 +64,12 @@ class Task:
             raise BadInput(
                 f"max_rounds must be at least the {overheard} exposures, was {self.most_rounds}: nobody"
                 " hears more uploads than there are rounds; raise it, or lower exposures"
+            )
+        require_one_of("estimator", self.estimator, get_args(Estimator))
+        if self.estimator == "paper" and self.system.name != "fedsgd-dpc":
+            raise BadInput(
+                f"estimator must be 'general' for {self.system.name}, was 'paper': only fedsgd-dpc's paper says how"
+                " constants are to be estimated; leave it out"
             )
         if self.total_steps is not None:
             require_count("total_steps", self.total_steps, "allow at least one step")
@@ -111,6 +120,8 @@ class Task:
             "cohort": (1, self.clients),
         }
         free = [name for name in chooses if name in own and name not in self.fixed]
+        if getattr(self.system, "local_epochs", None) is not None:  # which say how many steps there are
+            free = [name for name in free if name != "local_steps"]
         if self.total_steps is not None:
             free = [name for name in free if name != "rounds"]
         return {name: limits[name] for name in free}
@@ -126,7 +137,7 @@ class Task:
         """Return the options that these numbers are to the system; all clients a round are no cohort at all."""
         chosen: dict[str, Any] = dict(numbers)
         if self.total_steps is not None:
-            local = chosen.get("local_steps", getattr(self.system, "local_steps", 1))
+            local = chosen.get("local_steps", self._steps_of(self.system))
             chosen.setdefault("rounds", max(1, round(self.total_steps / local)))
         if chosen.get("cohort") == self.clients:
             chosen["cohort"] = None
@@ -162,11 +173,19 @@ class Task:
 
     def point(self, system: PrivateSystem[Any], bound: float | None) -> Point:
         """Return the numbers of a system with its bound; ALI-DPFL ends where no step is left to pay for."""
-        local, rounds = getattr(system, "local_steps", 1), system.rounds
+        local, rounds = self._steps_of(system), system.rounds
         if isinstance(system, ALIDPFL):
             paid = ali_dpfl.affordable(system, Facts(self.federation.sizes, 1, Streams(0)))
             rounds = min(rounds, math.ceil(paid / local))
         return Point(rounds, local, system.cohort or self.clients, bound)
+
+    def _steps_of(self, system: PrivateSystem[Any]) -> int:
+        """Return the local steps of a round, of the client with most where they follow from local epochs."""
+        epochs = getattr(system, "local_epochs", None)
+        if epochs is None:
+            return getattr(system, "local_steps", 1)
+        steps: int = local_training(1, epochs, getattr(system, "batch_size", None), max(self.federation.sizes))["steps"]
+        return steps
 
 
 def counted(number: int, what: str) -> str:

@@ -92,6 +92,50 @@ def _fits(mechanism: Mechanism, releases: int, budget: Budget) -> bool:
     return RenyiFilter(budget, mechanism).affords(mechanism, releases)
 
 
+def decaying_noise_multipliers(
+    falls: Sequence[Mapping[float, int]], budgets: Sequence[Budget], *, sampling_rate: float
+) -> list[float]:
+    """Return for each client the first Gaussian noise at which a plan fits whose noise falls along the way.
+
+    falls: how many releases come at which part of the first noise, for each client. The ledger's filter counts them in
+        the order in which they come; a sum is the same in any.
+    """
+    found = []
+    for fall, budget in zip(falls, budgets, strict=True):
+        path = tuple(sorted(fall.items(), reverse=True))
+        if sampling_rate == 1:
+            (worth,) = _worth((budget,))
+            found.append(math.sqrt(math.fsum(count / part**2 for part, count in path)) / float(worth) * (1 + _ROUNDING))
+        else:
+            found.append(_first_of_a_path(sampling_rate, path, budget))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _first_of_a_path(sampling_rate: float, path: tuple[tuple[float, int], ...], budget: Budget) -> float:
+    """Search between the noise that all releases would need and that which the last of them leaves room for."""
+    low = _filtered(sampling_rate, sum(count for _, count in path), budget)
+    high = low / min(part for part, _ in path)
+    while not _fits_falling(high, sampling_rate, path, budget):
+        low, high = high, 1.1 * high
+    if _fits_falling(low, sampling_rate, path, budget):
+        return low
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _fits_falling(middle, sampling_rate, path, budget) else (middle, high)
+    return high * (1 + 2 * _ROUNDING)
+
+
+def _fits_falling(first: float, sampling_rate: float, path: tuple[tuple[float, int], ...], budget: Budget) -> bool:
+    spent = RenyiFilter(budget, Mechanism("gaussian", first, sampling_rate))
+    for part, count in path:
+        now = Mechanism("gaussian", first * part, sampling_rate)
+        if not spent.affords(now, count):
+            return False
+        spent.pay(now, count)
+    return True
+
+
 def gaussian_noise_stds(
     sensitivities: Sequence[float],
     releases: Sequence[int],
@@ -147,23 +191,33 @@ _BOOKS_ROUNDING = 2e-6  # the books round the noise of a model down at the sixth
 
 
 def overheard_noise_stds(
-    *, sensitivities: Sequence[float], exposures: int, cohorts: Mapping[Cohort, int], budgets: Sequence[Budget]
+    *,
+    sensitivities: Sequence[float],
+    exposures: int,
+    cohorts: Mapping[Cohort, int],
+    budgets: Sequence[Budget],
+    weights: Sequence[float] | None = None,
 ) -> list[float]:
-    """Return each client's least noise against who overhears L of its uploads and reads all models, weighed alike.
+    """Return each client's least noise against who overhears L of its uploads and reads all models.
 
-    cohorts: how often each set of clients takes part together. A model that is sent out tells of client i's upload the
-    part s_i = σ_i²/Σ_j σ_j² of what the upload itself tells, (Δ_i/σ_i)², where j runs over its cohort. So the whole
-    costs (Δ_i/σ_i)²·(L + Σ s_i), the sum over the rounds but the L in which s_i is least: hearing those brings most.
-    Set to μ_i² that is σ_i² = (Δ_i/μ_i)²·(L + Σ s_i), whose right side depends on ratios of variances alone. It is
-    iterated, and at the end all variances are scaled alike, by what the dearest client still overspends.
+    cohorts: how often each set of clients takes part together. weights: what clients' p_i are in proportion to, in
+    every cohort; all weigh alike if left out.
+
+    A model that is sent out tells of client i's upload the part s_i = p_i²σ_i²/Σ_j p_j²σ_j² of what the upload itself
+    tells, (Δ_i/σ_i)², where j runs over its cohort. So the whole costs (Δ_i/σ_i)²·(L + Σ s_i), the sum over the rounds
+    but the L in which s_i is least: hearing those brings most. Set to μ_i² that is σ_i² = (Δ_i/μ_i)²·(L + Σ s_i), whose
+    right side depends on ratios of variances alone. It is iterated, and at the end all variances are scaled alike, by
+    what the dearest client still overspends.
     """
     alone = np.square(gaussian_noise_stds(sensitivities, [1] * len(budgets), budgets))  # (Δ_i/μ_i)²
     sizes = np.array([len(cohort) for cohort in cohorts])
     clients = np.concatenate([np.asarray(cohort, int) for cohort in cohorts])
+    squares = np.ones(len(alone)) if weights is None else np.square(np.asarray(weights, float) / max(weights))
     kinds, times = np.repeat(np.arange(len(sizes)), sizes), np.repeat(np.array(list(cohorts.values())), sizes)
 
     def needed(variances: NDArray[np.float64]) -> NDArray[np.float64]:
-        share = variances[clients] / np.bincount(kinds, variances[clients])[kinds]
+        counted = (squares * variances)[clients]
+        share = counted / np.bincount(kinds, counted)[kinds]
         order = np.lexsort((share, clients))
         client, told, count = clients[order], share[order], times[order]
         before = np.cumsum(count) - count

@@ -1,11 +1,29 @@
 """The plot of an experiment: what the paper's formula gives, and what the same ε gives where it is true."""
 
+import base64
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_SIDES = (("ours", "by the paper's formula"), ("at_true_epsilon", "at true ε"))
+_Panel = tuple[str, list[dict[str, Any]], str]  # a title, the places of a table, and what of them is shown
+
+
+def _panels(plain: Mapping[str, Any]) -> list[_Panel]:
+    """Return what stands beside each other: by the formula, under two readings where there are two, and at true ε."""
+    second = plain["our_reading"]
+    rows, true = plain["rows"], plain["rows"] if second is None else second["rows"]
+    by_formula = "by the paper's formula" if second is None else "the paper's reading, its formula"
+    found = [(by_formula, rows, "ours")]
+    if second is not None:
+        found.append(("our reading, its formula", true, "ours"))
+    if all(one["ours"] == one["at_true_epsilon"] for one in true):
+        return [("", rows, "ours")] if second is None else _trained(found)
+    return _trained([*found, ("at true ε", true, "at_true_epsilon")])
+
+
+def _trained(panels: list[_Panel]) -> list[_Panel]:
+    return [panel for panel in panels if any(one[panel[2]] is not None for one in panel[1])] or panels[:1]
 
 
 def draw(plain: Mapping[str, Any], path: Path) -> None:
@@ -17,20 +35,20 @@ def draw(plain: Mapping[str, Any], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = list(dict.fromkeys(one["row"] for one in plain["rows"]))
-    columns = list(dict.fromkeys(one["column"] for one in plain["rows"]))
-    numeric = all(one["x"] is not None for one in plain["rows"])
-    alike = all(one["ours"] == one["at_true_epsilon"] for one in plain["rows"])
-    sides = _SIDES[1:] if alike else _SIDES
+    panels = _panels(plain)
+    every = [one for _, places, _ in panels for one in places]
+    rows = list(dict.fromkeys(one["row"] for one in every))
+    columns = list(dict.fromkeys(one["column"] for one in every))
+    numeric = all(one["x"] is not None for one in every)
     width = 5.2 if numeric else max(5.2, 0.6 * len(columns))
-    figure = Figure(figsize=(width * len(sides) + 1.8, 4.0), layout="constrained")
+    figure = Figure(figsize=(width * len(panels) + 1.8, 4.0), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(sides), sharey=True, squeeze=False)[0]
+    beside = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     colours = colormaps["viridis" if len(rows) > 10 else "tab10"]
-    for axes, (key, title) in zip(panels, sides, strict=True):
+    for axes, (title, places, key) in zip(beside, panels, strict=True):
         for place, row in enumerate(rows):
             colour = colours(place / max(1, len(rows) - 1)) if len(rows) > 10 else colours(place)
-            found = [one for one in plain["rows"] if one["row"] == row]
+            found = [one for one in places if one["row"] == row]
             xs = [one["x"] if numeric else float(columns.index(one["column"])) for one in found]
             shift = 0.0 if numeric else 0.06 * (place - (len(rows) - 1) / 2)
             ys = [math.nan if one[key] is None else one[key] for one in found]
@@ -47,12 +65,29 @@ def draw(plain: Mapping[str, Any], path: Path) -> None:
         if not numeric:
             axes.set_xticks(range(len(columns)), columns, rotation=20, ha="right", fontsize=8)
         axes.set_xlabel(plain["across"])
-        axes.set_title("" if alike else title, fontsize=10)
+        axes.set_title(title, fontsize=10)
         axes.grid(alpha=0.3)
-    panels[0].set_ylabel(plain["measure"])
-    crosses = any(one["paper"] is not None for one in plain["rows"])
+    beside[0].set_ylabel(plain["measure"])
+    crosses = any(one["paper"] is not None for one in every)
     figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8,
+        *beside[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8,
         title=plain["down"] + ("\n(× printed in the paper)" if crosses else ""), title_fontsize=8,
     )  # fmt: skip
+    figure.savefig(path, dpi=120)
+
+
+def draw_portraits(rows: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """Draw what models take for each class: a line of grey images a row, under its label."""
+    import numpy as np
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 1.2 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    places = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
+    for axes, (label, portraits) in zip(places, rows.items(), strict=True):
+        grey = np.frombuffer(base64.b64decode(portraits["grey"]), dtype=np.uint8).reshape(portraits["shape"])
+        axes.imshow(np.concatenate(list(grey), axis=1), cmap="gray", vmin=0, vmax=255)
+        axes.set_title(label, fontsize=9)
+        axes.set_axis_off()
     figure.savefig(path, dpi=120)

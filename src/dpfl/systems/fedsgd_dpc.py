@@ -54,9 +54,10 @@ class FedSGDDPC(QueriedSystem):
             unit="record",
             neighbours="replace" if self.mechanism == "laplace" else "add-remove",
             calibration=self.calibration,
+            cautions=self.papers_cautions,
         )
 
-    def order(self, done: int, noise: Gaussian | Laplace | None) -> Order:
+    def order(self, done: int, noise: Gaussian | Laplace | None, records: int) -> Order:
         """Order one step with noise on the sum of the clipped gradients."""
         return Order(
             steps=1, learning_rate=self.rates(done, 1), batch=batch_of(self.sampling_rate),
@@ -70,6 +71,7 @@ class FedSGDDPC(QueriedSystem):
             scale = fedsgd_dpc_laplace_scale(replies=replies, clip=self.clip, records=records, epsilon=budget.epsilon)
             return Laplace(divisor * scale)
         std = fedsgd_dpc_noise_std(
-            replies=replies, clip=self.clip, records=records, epsilon=budget.epsilon, delta=budget.delta
-        )
+            replies=replies, clip=self.clip, records=records, epsilon=budget.epsilon, delta=budget.delta,
+            constant=self.open_constant(budget, replies),
+        )  # fmt: skip
         return Gaussian(divisor * std)

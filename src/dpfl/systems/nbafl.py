@@ -24,7 +24,7 @@ V_t = Σ_j p_j²σ_j² + σ_D² the noise in a model. Tight noise keeps that wit
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -34,7 +34,15 @@ from dpfl.orders import Gaussian, ModelClip, Order, RecordClip
 from dpfl.privacy.budget import Promise
 from dpfl.privacy.calibration import overheard_noise_stds
 from dpfl.privacy.paper_formulas import nbafl_cautions, nbafl_downlink_noise_std, nbafl_uplink_noise_std
-from dpfl.systems.system import Feedback, PrivateSystem, Problem, State
+from dpfl.systems.system import (
+    ADDED_0_3,
+    Feedback,
+    PrivateSystem,
+    Problem,
+    State,
+    local_training,
+    require_local_training,
+)
 from dpfl.systems.udp import record_sensitivity
 
 
@@ -48,7 +56,7 @@ class NbAFLState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class NbAFL(PrivateSystem[NbAFLState]):
-    """All clients or K at random, w_i ≈ argmin F_i(w) + (μ/2)‖w − broadcast‖², clipped, noised, weighed alike."""
+    """All clients or K at random, w_i ≈ argmin F_i(w) + (μ/2)‖w − broadcast‖², clipped, noised and averaged."""
 
     name: ClassVar[str] = "nbafl"
     rounds: int = 50
@@ -57,15 +65,28 @@ class NbAFL(PrivateSystem[NbAFLState]):
     local_steps: int | None = None  # None: 1 where records are clipped, 5 otherwise
     proximal: float = 0.1  # μ
     exposures: int = 1  # L: uploads of a client that are overheard at most
+    weighing: Literal["equal", "records"] = field(
+        default="equal", metadata=ADDED_0_3
+    )  # p_i: 1/K, which tells least about any one client, or in proportion to a client's records
+    local_epochs: int | None = field(
+        default=None, metadata=ADDED_0_3
+    )  # passes over a client's shuffled records in a round, instead of local_steps
+    batch_size: int | None = field(default=None, metadata=ADDED_0_3)  # records a local step sees; None: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.clipping is None:
             object.__setattr__(self, "clipping", "record" if self.calibration == "tight" else "model")
-        if self.local_steps is None:
+        if self.local_steps is None and self.local_epochs is None:
             object.__setattr__(self, "local_steps", 1 if self.clipping == "record" else 5)
-        assert self.local_steps is not None
-        require_count("local_steps", self.local_steps, "take at least one local step a round")
+        require_local_training(
+            1 if self.local_steps is None else self.local_steps, self.local_epochs, self.batch_size, usual_steps=1
+        )
+        if self.batch_size is not None and self.clipping == "record":
+            raise BadInput(
+                f"batch_size must be left out where clipping is 'record', was {self.batch_size}: how often a record of"
+                " a shuffled batch counts is not priced; leave it out, or clip the parameters with clipping=model"
+            )
         require_not_negative("proximal", self.proximal, "use 0 for no pull")
         require_count("exposures", self.exposures, "count at least one upload")
         if self.exposures > self.rounds:
@@ -82,6 +103,12 @@ class NbAFL(PrivateSystem[NbAFLState]):
             raise BadInput(
                 f"scheduling must be 'random' for nbafl, whose downlink noise counts on K clients at random, was"
                 f" {self.scheduling!r}; leave it out, or let all clients take part"
+            )
+
+        if self.weighing == "records" and self.calibration == "paper" and self.cohort is not None:
+            raise BadInput(
+                "weighing must be 'equal' with a cohort in NbAFL's paper calibration, whose Lemma 4 weighs K clients"
+                " alike, was 'records'; leave it out, let all clients take part, or calibrate tightly"
             )
 
     def promise(self, sizes: Sequence[int]) -> Promise:
@@ -101,38 +128,63 @@ class NbAFL(PrivateSystem[NbAFLState]):
     def begin(self, problem: Problem, model: Tensor, feedback: Feedback) -> NbAFLState:
         """Choose the noise on both ways for the whole training."""
         paper = self.calibration == "paper"
-        uplink, downlink = self._papers_noise(problem) if paper else (self._true_noise(problem), 0.0)
+        uplink, downlink = self._papers_noise(problem.sizes) if paper else (self._true_noise(problem), 0.0)
         return NbAFLState(
             problem=problem, model=model, rounds=self.rounds, uplink_stds=tuple(uplink), downlink_std=downlink
         )
 
     def orders(self, state: NbAFLState) -> dict[int, Order]:
         """Order proximal local training, with noise on the clipped result."""
-        return {client: self._order(Gaussian(state.uplink_stds[client])) for client in state.cohort}
+        sizes, louder = state.problem.sizes, self._louder(state)
+        return {
+            client: self._order(state.round, sizes[client], Gaussian(state.uplink_stds[client] * louder))
+            for client in state.cohort
+        }
 
     def weights(self, state: NbAFLState, answered: Sequence[int]) -> dict[int, float]:
-        """Weigh all alike, which tells least about any one client, and by 1/K even where somebody's budget is gone."""
-        return dict.fromkeys(answered, 1 / len(state.cohort))
+        """Weigh clients by their share of the round, even where the budget of others is gone."""
+        shares = self._shares(state)
+        return {client: shares[client] for client in answered}
 
     def downlink(self, state: NbAFLState, answered: Sequence[int]) -> Gaussian | None:
         """Add what the paper's formula says, and in tight calibration the noise of those who stayed away."""
         variance = state.downlink_std**2
         if self.calibration == "tight":  # what the others were promised counts on everybody's noise
+            shares, louder = self._shares(state), self._louder(state)
             away = set(state.cohort) - set(answered)
-            variance += math.fsum((state.uplink_stds[client] / len(state.cohort)) ** 2 for client in away)
+            variance += math.fsum((state.uplink_stds[client] * louder * shares[client]) ** 2 for client in away)
         return Gaussian(math.sqrt(variance)) if variance > 0 else None
 
-    def _order(self, noise: Gaussian | None) -> Order:
-        assert self.local_steps is not None
+    def _shares(self, state: NbAFLState) -> dict[int, float]:
+        """Return p_i of the round's clients: they add up to 1."""
+        if self.weighing == "equal":
+            return dict.fromkeys(state.cohort, 1 / len(state.cohort))
+        sizes = state.problem.sizes
+        total = sum(sizes[client] for client in state.cohort)
+        return {client: sizes[client] / total for client in state.cohort}
+
+    def _louder(self, state: NbAFLState) -> float:
+        """Return what all noise of a round is multiplied with, so that it costs nobody more than the first round.
+
+        Parameters that are clipped are as sensitive at every learning rate, clipped gradients in proportion to it.
+        """
+        if self.clipping == "model" or self.lr_schedule == "constant":
+            return 1.0
+        every = set(state.problem.sizes)
+        return max(self._sensitivity(state.round, records) / self._sensitivity(0, records) for records in every)
+
+    def _sensitivity(self, done: int, records: int) -> float:
+        return record_sensitivity(self._order(done, records, None), records)
+
+    def _order(self, done: int, records: int, noise: Gaussian | None) -> Order:
         clip = ModelClip(self.clip) if self.clipping == "model" else RecordClip(self.clip)
         return Order(
-            steps=self.local_steps, learning_rate=self.lr, clip=clip, noise=noise, noise_on="upload",
-            proximal=self.proximal,
+            **local_training(self.local_steps or 1, self.local_epochs, self.batch_size, records),
+            learning_rate=self.rate(done), clip=clip, noise=noise, noise_on="upload", proximal=self.proximal,
         )  # fmt: skip
 
-    def _papers_noise(self, problem: Problem) -> tuple[list[float], float]:
-        clients, fewest = len(problem.sizes), min(problem.sizes)
-        granted = self.budgets(clients)
+    def _papers_noise(self, sizes: Sequence[int]) -> tuple[list[float], float]:
+        fewest, granted = min(sizes), self.budgets(len(sizes))
         uplink = [
             nbafl_uplink_noise_std(
                 clip=self.clip, fewest_records=fewest, exposures=self.exposures, epsilon=one.epsilon, delta=one.delta
@@ -141,20 +193,22 @@ class NbAFL(PrivateSystem[NbAFLState]):
         ]
         downlink = max(  # one σ_D has to serve everybody
             nbafl_downlink_noise_std(
-                clip=self.clip, fewest_records=fewest, clients=clients, cohort=self.cohort or clients,
+                clip=self.clip, fewest_records=fewest, clients=len(sizes), cohort=self.cohort or len(sizes),
                 exposures=self.exposures, rounds=self.rounds, epsilon=one.epsilon, delta=one.delta,
+                weights=None if self.weighing == "equal" else sizes,
             )
             for one in set(granted)
         )  # fmt: skip
         return uplink, downlink
 
     def _true_noise(self, problem: Problem) -> list[float]:
-        everyone, order = tuple(range(len(problem.sizes))), self._order(None)
+        everyone = tuple(range(len(problem.sizes)))
         if self.cohort is None or self.cohort == len(everyone):
             cohorts = Counter({everyone: self.rounds})
         else:  # the server draws all cohorts itself, so the noise can be exact for those that will be
             cohorts = Counter(problem.schedule.cohort(round) for round in range(1, self.rounds + 1))
         return overheard_noise_stds(
-            sensitivities=[record_sensitivity(order, records) for records in problem.sizes],
-            exposures=self.exposures, cohorts=cohorts, budgets=self.budgets(len(everyone)),
+            sensitivities=[self._sensitivity(0, records) for records in problem.sizes], exposures=self.exposures,
+            cohorts=cohorts, budgets=self.budgets(len(everyone)),
+            weights=None if self.weighing == "equal" else problem.sizes,
         )  # fmt: skip

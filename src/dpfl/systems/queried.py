@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import Tensor
@@ -12,7 +12,8 @@ from dpfl.orders import Gaussian, Laplace, Norm, Order, sensitivity
 from dpfl.privacy.accounting import NoiseLaw
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.calibration import noise_multipliers
-from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, planned_replies
+from dpfl.privacy.paper_formulas import open_constant, open_constant_cautions
+from dpfl.systems.system import ADDED_0_3, Feedback, PrivateSystem, Problem, State, planned_replies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,9 @@ class QueriedSystem(PrivateSystem[QueriedState]):
     lr: float | None = None
     strong_convexity: float | None = None  # μ of the loss, for the theory's rates
     smoothness: float | None = None  # λ of the loss, for the theory's rates
+    paper_constant: float | str | None = field(
+        default=None, metadata=ADDED_0_3
+    )  # c₂ of the paper's Gaussian noise: a number, or accountant; None: √2, since the paper says only that it exists
 
     @property
     @abstractmethod
@@ -48,8 +52,8 @@ class QueriedSystem(PrivateSystem[QueriedState]):
         """Return the γ of the paper's theory."""
 
     @abstractmethod
-    def order(self, done: int, noise: Gaussian | Laplace | None) -> Order:
-        """Return the order of the round after `done` rounds."""
+    def order(self, done: int, noise: Gaussian | Laplace | None, records: int) -> Order:
+        """Return the order of the round after `done` rounds to a client with so many records."""
 
     @abstractmethod
     def papers_noise(self, order: Order, records: int, budget: Budget, replies: float) -> Gaussian | Laplace:
@@ -66,20 +70,37 @@ class QueriedSystem(PrivateSystem[QueriedState]):
                 "norm must be 1 with Laplace noise, was 2: an L2 clip bounds the L1 norm, which that noise is scaled"
                 " to, only by a factor that grows with the model; leave it out, or use mechanism=gaussian"
             )
+        self._check_paper_constant()
         theory = (self.strong_convexity, self.smoothness)
         if theory == (None, None):
             if self.lr is None:
                 object.__setattr__(self, "lr", self.usual_lr)
             return
-        for field, value in zip(("strong_convexity", "smoothness"), theory, strict=True):
+        for name, value in zip(("strong_convexity", "smoothness"), theory, strict=True):
             if value is None:
-                raise BadInput(f"{field} must be given for the theory's rates, was left out; give both or neither")
-            require_positive(field, value, "estimate it on public data")
+                raise BadInput(f"{name} must be given for the theory's rates, was left out; give both or neither")
+            require_positive(name, value, "estimate it on public data")
         if self.lr is not None or self.lr_schedule != "constant":
             raise BadInput(
                 "lr and lr_schedule must be left out with the theory's rates, which follow from strong_convexity and"
                 f" smoothness, were {self.lr!r} and {self.lr_schedule!r}; give the one or the other"
             )
+
+    def _check_paper_constant(self) -> None:
+        chosen = self.paper_constant
+        if chosen is None:
+            return
+        if self.calibration != "paper" or self.mechanism != "gaussian":
+            raise BadInput(
+                f"paper_constant must be left out but in paper calibration with Gaussian noise, whose formula leaves c₂"
+                f" open, was {chosen!r} in {self.calibration} calibration with {self.mechanism} noise; leave it out"
+            )
+        if isinstance(chosen, str) and chosen != "accountant":
+            raise BadInput(
+                f"paper_constant must be a number above 0, or accountant, was {chosen!r}; leave it out for √2"
+            )
+        if not isinstance(chosen, str):
+            require_positive("paper_constant", chosen, "leave it out for √2, or say accountant")
 
     @property
     def noise(self) -> NoiseLaw:
@@ -114,24 +135,36 @@ class QueriedSystem(PrivateSystem[QueriedState]):
         """Return the rate at which records are sampled, where that makes noise worth more."""
         return 1.0
 
+    def open_constant(self, budget: Budget, replies: float) -> float:
+        """Return the c₂ of a client's noise in paper calibration, for K·R/N replies."""
+        return open_constant(self.paper_constant, replies=replies, budget=budget, sampling_rate=self.amplification)
+
+    @property
+    def papers_cautions(self) -> tuple[str, ...]:
+        """Return what a promise by the paper's formula should be read with."""
+        by_formula = self.calibration == "paper" and self.mechanism == "gaussian"
+        return open_constant_cautions(self.paper_constant) if by_formula else ()
+
     def orders(self, state: QueriedState) -> dict[int, Order]:
         """Order the round's steps, with noise in proportion to their sensitivity."""
-        plain = self.order(state.round, None)
         made: dict[tuple[int, float, Budget], Order] = {}  # clients that are alike share one
         orders = {}
         for client in state.cohort:
             alike = state.problem.sizes[client], state.noise_multipliers[client], state.promise.budgets[client]
             if alike not in made:
-                made[alike] = self.order(state.round, self._noise(state, plain, client))
+                plain = self.order(state.round, None, state.problem.sizes[client])
+                made[alike] = replace(plain, noise=self._noise(state, plain, client))
             orders[client] = made[alike]
         return orders
+
+    def papers_replies(self, clients: int) -> float:
+        """Return K·R/N, by which the papers count a client's answers: it need not be a whole number."""
+        return (self.cohort or clients) * self.rounds / clients
 
     def _noise(self, state: QueriedState, plain: Order, client: int) -> Gaussian | Laplace:
         promise, sizes = state.promise, state.problem.sizes
         if self.calibration == "paper":
-            # K·R/N, by which the papers count a client's answers, need not be a whole number.
-            replies = (self.cohort or len(sizes)) * self.rounds / len(sizes)
-            return self.papers_noise(plain, sizes[client], promise.budgets[client], replies)
+            return self.papers_noise(plain, sizes[client], promise.budgets[client], self.papers_replies(len(sizes)))
         laplace = self.mechanism == "laplace"
         bound = sensitivity(
             plain, records=sizes[client], unit=promise.unit, neighbours=promise.neighbours, norm=1 if laplace else 2

@@ -48,7 +48,9 @@ def test_two_standard_errors_decide(less: Estimate, than: Estimate, verdict: str
 
 
 def test_no_worse_is_enough_where_the_claim_says_so() -> None:
-    assert one_pair(Estimate(1.1, 0.1), Estimate(1.0, 0.1), or_equal=True) == "held"
+    assert one_pair(Estimate(1.0, 0.1), Estimate(1.0, 0.1), or_equal=True) == "held"
+    assert one_pair(Estimate(0.9, 0.1), Estimate(1.0, 0.1), or_equal=True) == "held"
+    assert one_pair(Estimate(1.1, 0.1), Estimate(1.0, 0.1), or_equal=True) == "open"  # no error widens what held
     assert one_pair(Estimate(1.4, 0.1), Estimate(1.0, 0.1), or_equal=True) == "failed"
 
 
@@ -71,6 +73,11 @@ def test_what_is_left_out_is_gone_through() -> None:
     assert (most.verdict, most.held) == ("held", 2)
     by_column = judged(Claim("", Place(column="2"), Place(column="1")), TABLE)
     assert (by_column.verdict, by_column.pairs) == ("held", 2)
+
+
+def test_rows_that_a_smaller_scale_leaves_out_decide_nothing() -> None:
+    for column in ("1", "best", "worst"):
+        assert judged(Claim("", Place("c", column), Place("a", "1")), TABLE).verdict == "not tried"
 
 
 def test_the_best_column_is_the_row_s_own() -> None:
@@ -121,4 +128,4 @@ def test_what_a_scale_leaves_out_is_not_judged() -> None:
         Claim("", Place("a", "1"), Place("b", "1")), lambda row, column: part.get((row, column)), ["a"], COLUMNS,
         lower_is_better=True, where=WHERE,
     )  # fmt: skip
-    assert found.verdict == "not at this scale"
+    assert found.verdict == "not tried"

@@ -287,5 +287,8 @@ def test_costs_count_what_a_paper_asks_of_clients() -> None:
 
 
 def test_a_missing_cell_is_no_result(experiment: Experiment, tmp_path: Path) -> None:
-    with pytest.raises(KeyError):
-        Results(experiment, Store(tmp_path), seed=1)
+    found = Results(experiment, Store(tmp_path), seed=1)
+    assert found.is_empty
+    assert found.left == found.asked
+    assert all(entry.ours is None and entry.at_true is None for entry in found.places.values())
+    assert {str(one) for verdicts in found.verdicts() for one in verdicts.by.values()} == {"not tried"}

@@ -86,7 +86,7 @@ def people(rows: Any = 300, count: Any = 30) -> Any:
     return dataclasses.replace(dataset, groups=owners)
 
 
-@pytest.mark.parametrize("partition", ["writer", "iid"])
+@pytest.mark.parametrize("partition", ["writer", "writer-groups", "iid"])
 def test_nobody_is_both_public_and_a_client(partition: Any) -> None:
     clients, validation, test = map(set, parts(federate(people(), clients=20, partition=partition, seed=0)))
     assert not clients & validation
@@ -99,6 +99,18 @@ def test_each_client_is_one_person_under_the_writer_partition() -> None:
     federation = federate(people(), clients=22, partition="writer", seed=0)
     assert federation.sizes == (10,) * 22
     assert all(len(set(numbers(client))) == 1 for client in federation.clients)
+
+
+def test_nobody_is_at_two_clients_under_groups_of_writers() -> None:
+    federation = federate(people(), clients=4, partition="writer-groups", seed=0)
+    persons = [set(numbers(client)) for client in federation.clients]
+    assert [len(one) for one in persons] == [6, 6, 5, 5]  # 22 of 30 are neither public nor for the test
+    assert sum(map(len, persons)) == len(set().union(*persons))
+    assert federation.sizes == (60, 60, 50, 50)
+    again = federate(people(), clients=4, partition="writer-groups", seed=0)
+    other = federate(people(), clients=4, partition="writer-groups", seed=1)
+    assert persons == [set(numbers(client)) for client in again.clients]
+    assert persons != [set(numbers(client)) for client in other.clients]
 
 
 def test_preprocessing_is_fitted_on_the_validation_split_alone() -> Any:

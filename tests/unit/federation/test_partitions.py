@@ -17,6 +17,7 @@ from dpfl.federation.partitions import (
     share_out,
     sorted_cut,
     writer,
+    writer_groups,
 )
 from dpfl.streams import Streams
 from grids import each
@@ -42,6 +43,7 @@ def labels_of(rows: Any, labels: Any) -> Any:
         ("iid", Partition("iid")),
         ("sorted", Partition("sorted")),
         ("writer", Partition("writer")),
+        ("writer-groups", Partition("writer-groups")),
         ("classes:4", Partition("classes", 4)),
         ("dirichlet:0.05", Partition("dirichlet", 0.05)),
     ],
@@ -213,6 +215,21 @@ def test_each_writer_is_one_client() -> None:
     assert chosen == {(0, 2, 5), (1, 4), (3,)}
 
 
+def test_whole_writers_are_shared_out_among_clients() -> None:
+    groups = torch.tensor([7, 3, 7, 9, 3, 7, 1, 9])
+    wrote = {7: {0, 2, 5}, 3: {1, 4}, 9: {3, 7}, 1: {6}}
+    seen = set()
+    for seed in range(30):
+        held = [set(piece) for piece in lists(writer_groups(groups, 2, rng(seed)))]
+        owners = [{name for name, rows in wrote.items() if rows <= mine} for mine in held]
+        assert [len(mine) for mine in owners] == [2, 2]
+        assert all(
+            set().union(*(wrote[name] for name in mine)) == rows for mine, rows in zip(owners, held, strict=True)
+        )
+        seen.add(frozenset(owners[0]))
+    assert len(seen) == 6  # any two writers can meet
+
+
 def test_a_share_is_kept_at_random() -> None:
     rows = [torch.arange(100), torch.arange(100, 103)]
     large, small = keep_share(rows, 0.1, rng())
@@ -232,6 +249,13 @@ def test_other_shares_are_refused(share: Any) -> None:
     ("text", "options", "sentence"),
     [
         ("dirichlet:1", {"sizes": 5}, "sizes must be left out with partition 'dirichlet:1', which .*, was 5"),
+        ("writer-groups", {"sizes": 3}, r"sizes must be left out with partition 'writer-groups', .* was 3"),
+        (
+            "writer-groups",
+            {},
+            "partition 'writer-groups' needs data that knows who wrote each record, such as 'femnist'",
+        ),
+        ("writer-groups", {"groups": TEN_DIGITS}, "clients must be at most the 10 writers .*, was 12; lower it or"),
         ("writer", {"sizes": (1, 2)}, r"sizes must be left out with partition 'writer', .* was \(1, 2\)"),
         ("dirichlet:1", {"regression": True}, "partition must be 'iid' or 'sorted' for regression"),
         ("classes:2", {"regression": True}, "whose targets are no class labels, was 'classes:2'; use one"),

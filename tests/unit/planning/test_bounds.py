@@ -14,8 +14,9 @@ import pytest
 from dpfl.errors import BadInput
 from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip
 from dpfl.planning import ali_dpfl, dp_fedavg, fedsgd_dpc, nbafl, udp
-from dpfl.planning.bounds import Facts, Void, contract, in_turn, round_noise
+from dpfl.planning.bounds import Facts, Void, at_unit_rate, contract, in_turn, round_noise
 from dpfl.planning.constants import Constants
+from dpfl.privacy.budget import Budget
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, UDP, DPFedAvg, FedSGDDPC, NbAFL
 from grids import each
@@ -107,6 +108,26 @@ def test_noise_of_a_fedsgd_dpc_round(cohort: int, rounds: int, facts: Facts) -> 
     for rate in (None, 0.2):
         gaussian = round_noise(FedSGDDPC(delta=1e-4, sampling_rate=rate, **options), facts)
         assert gaussian == pytest.approx(2 * share * rounds * N * math.log(1e4) / 2.0**2)
+
+
+@each("kind", [DPFedAvg, FedSGDDPC])
+def test_the_open_constant_moves_the_noise_of_a_round_and_the_printed_bound(
+    kind: type[DPFedAvg] | type[FedSGDDPC],
+) -> None:
+    system = kind(calibration="paper", rounds=9, cohort=2, epsilon=2.0, delta=1e-4, **THEORY)
+    module = dp_fedavg if kind is DPFedAvg else fedsgd_dpc
+    least = round_noise(at_unit_rate(system), EQUAL)
+    for c2, square in ((5.0, 25.0), ("accountant", system_constant(system) ** 2)):
+        other = replace(system, paper_constant=c2)
+        assert round_noise(at_unit_rate(other), EQUAL) == pytest.approx(square / 2 * least)
+        nothing = without(gradient_bound=0.0, heterogeneity=0.0, initial_distance=0.0, record_spread=0.0)
+        for form in ("general", "paper"):
+            before, after = (module.predicted(one, EQUAL, nothing, form) for one in (system, other))
+            assert after == pytest.approx(square / 2 * before)
+
+
+def system_constant(system: DPFedAvg | FedSGDDPC) -> float:
+    return replace(system, paper_constant="accountant").open_constant(Budget(2.0, 1e-4), 9 * 2 / N)
 
 
 def test_noise_of_a_fedsgd_dpc_round_with_a_budget_for_each() -> None:

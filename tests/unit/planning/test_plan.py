@@ -15,6 +15,7 @@ from dpfl.errors import BadInput
 from dpfl.federation import Federation
 from dpfl.planning import PLANNERS, Constants, Facts, Form, Plan, Task, Void, by_bound, make, plan
 from dpfl.planning.ali_dpfl import affordable
+from dpfl.planning.constants import SYMBOLS
 from dpfl.streams import Streams
 from dpfl.systems import PrivateSystem
 from dpfl.training import federation_of, train
@@ -178,6 +179,19 @@ def test_steps_in_all_do_not_lift_the_limit_on_rounds() -> None:
     assert found.best.rounds * found.best.local_steps == pytest.approx(120, rel=0.2)
 
 
+def test_fedsgd_dpcs_own_estimates_are_asked_for_by_name() -> None:
+    asked = {"epsilon": 2.0, "lr": 0.2, "share": 0.3}
+    general, papers = (
+        make(replace(task("fedsgd-dpc", **asked), estimator=estimator)).constants for estimator in ("general", "paper")
+    )
+    differs = {name for name in SYMBOLS if getattr(general, name) != getattr(papers, name)}
+    assert differs == {"initial_distance", "heterogeneity"}
+    with pytest.raises(BadInput, match=r"^estimator must be 'general' for udp, was 'paper': only fedsgd-dpc's paper"):
+        replace(task("udp"), estimator="paper")
+    with pytest.raises(BadInput, match=r"^estimator must be one of general, paper, was 'papers'"):
+        replace(task("fedsgd-dpc"), estimator="papers")
+
+
 def test_steps_in_all_are_for_dp_fedavg_with_free_rounds() -> None:
     with pytest.raises(BadInput, match=r"^total_steps must be left out for udp, was 60"):
         task("udp", total_steps=60)
@@ -188,6 +202,26 @@ def test_steps_in_all_are_for_dp_fedavg_with_free_rounds() -> None:
             task("dp-fedavg", total_steps=wrong)
         with pytest.raises(BadInput, match=r"^max_rounds must be a whole number of at least 1"):
             task("dp-fedavg", most_rounds=wrong)
+
+
+def test_local_epochs_are_as_many_steps_as_the_largest_client_takes() -> None:
+    most = 3 * (max(task("dp-fedavg").federation.sizes) // 20)
+    of = task("dp-fedavg", local_epochs=3, batch_size=20, total_steps=10 * most)
+    assert of.ranges(("rounds", "local_steps")) == {}  # epochs say how many steps there are
+    assert of.chosen({}) == {"rounds": 10}
+    assert of.point(of.system, None).local_steps == most
+    of = task("nbafl", calibration="paper", local_epochs=3)
+    assert of.point(of.system, None).local_steps == 3  # a pass over all records at once is a step
+
+
+def test_bounds_are_for_steps_on_all_records_and_printed_ones_for_equal_weights() -> None:
+    for options in ({"local_epochs": 2}, {"batch_size": 5}, {"noise_for_steps": 1, "calibration": "paper"}):
+        with pytest.raises(BadInput, match=r"^local_epochs, batch_size and noise_for_steps must be left out"):
+            planned("dp-fedavg", lr=0.1, **options)
+    weighed = BOUNDED["nbafl"] | {"weighing": "records"}
+    assert math.isfinite(planned("nbafl", **weighed).best.bound)
+    with pytest.raises(BadInput, match=r"^weighing must be 'equal' for NbAFL's theorems as printed"):
+        planned("nbafl", form="paper", **weighed)
 
 
 # (c) ALI-DPFL: two things are short.

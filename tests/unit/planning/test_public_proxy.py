@@ -49,7 +49,7 @@ def assert_same(one: StandIn, other: StandIn) -> None:
 
 
 TEN = np.arange(200) % 10
-PARTITIONS = ["iid", "classes:2", "dirichlet:0.5", "sorted", "writer"]
+PARTITIONS = ["iid", "classes:2", "dirichlet:0.5", "sorted", "writer", "writer-groups"]
 
 
 # Only public records.
@@ -149,8 +149,9 @@ def test_sorted_regression() -> None:
     assert sorted(round(float(one.y.mean()), 2) for one in public.clients) == pytest.approx([0.12, 0.37, 0.63, 0.88])
 
 
-def test_who_wrote_public_records_is_not_known_so_they_are_shared_out_at_random() -> None:
-    public = made(federation(TEN, partition="writer"))
+@each("partition", ["writer", "writer-groups"])
+def test_who_wrote_public_records_is_not_known_so_they_are_shared_out_at_random(partition: str) -> None:
+    public = made(federation(TEN, partition=partition))
     assert public.source == f"200 public records of own in {len(public.clients)} clients (iid)"
 
 

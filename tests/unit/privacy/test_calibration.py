@@ -15,12 +15,15 @@ from dpfl.privacy import calibration
 from dpfl.privacy.accounting import Mechanism, tight, tight_each
 from dpfl.privacy.budget import Budget, budgets
 from dpfl.privacy.calibration import (
+    adaptive_noise_multipliers,
     beside_a_count,
+    decaying_noise_multipliers,
     gaussian_noise_stds,
     noise_multipliers,
     overheard_noise_stds,
     shared_noise,
 )
+from dpfl.privacy.filters import RenyiFilter
 from dpfl.privacy.gaussian_dp import mu_of
 from dpfl.privacy.paper_formulas import udp_noise_std
 from grids import each
@@ -181,13 +184,16 @@ def test_shared_noise_by_hand() -> None:
 
 
 def overheard_shares(
-    stds: Sequence[float], cohorts: Counter[tuple[int, ...]], exposures: int, bounds: Sequence[float] = BOUNDS
-) -> list[float]:
+    stds: Sequence[float], cohorts: Counter[tuple[int, ...]], exposures: int, bounds: Sequence[float] = BOUNDS,
+    weights: Sequence[float] = (1.0,) * 5,
+) -> list[float]:  # fmt: skip
     """Price every client by hand, trying every choice of what is heard, as a share of what it granted in μ²."""
     shares = []
     for client, (std, bound, worth) in enumerate(zip(stds, bounds, WORTHS, strict=True)):
         told = [
-            bound**2 / sum(stds[other] ** 2 for other in cohort) for cohort in cohorts.elements() if client in cohort
+            (weights[client] * bound) ** 2 / sum((weights[other] * stds[other]) ** 2 for other in cohort)
+            for cohort in cohorts.elements()
+            if client in cohort
         ]
         choices = combinations(range(len(told)), min(exposures, len(told)))
         costs = [
@@ -218,18 +224,44 @@ def test_what_is_overheard_and_read_costs_every_budget_and_no_more(name: str, ex
         assert min(shares) >= 1 - 1e-5  # none adds more than it has to
 
 
+UNEQUAL = {"alike": (3.0,) * 5, "by size": (10.0, 20.0, 40.0, 80.0, 300.0), "one": (1.0, 1.0, 1.0, 1.0, 1e6)}
+
+
+@each("weights", list(UNEQUAL))
+@each("name", list(COHORTS))
+@each("exposures", [1, 4])
+def test_whoever_weighs_more_in_a_model_is_counted_so(name: str, exposures: int, weights: str) -> None:
+    options = {"sensitivities": BOUNDS, "exposures": exposures, "cohorts": COHORTS[name], "budgets": GRANTED}
+    plain, stds = overheard_noise_stds(**options), overheard_noise_stds(**options, weights=UNEQUAL[weights])
+    shares = overheard_shares(stds, COHORTS[name], exposures, weights=UNEQUAL[weights])
+    assert 1 - 1e-5 <= max(shares) <= 1
+    if name == "all":
+        assert min(shares) >= 1 - 1e-5
+    if exposures == 1:  # deliberately wrong: noise for equal weights, where they are not
+        twin = max(overheard_shares(plain, COHORTS[name], exposures, weights=UNEQUAL[weights]))
+        assert (plain == stds) == (weights == "alike") == (twin <= 1)
+
+
 def test_no_other_noise_is_less_in_the_models() -> None:
     """Search for less: a convex problem, of which the noise that costs everybody his budget is the least."""
-    for name, within in (("all", 1e-5), ("pairs", 3e-3), ("mixed", 3e-3)):
+    for name, weights, within in (
+        ("all", (1.0,) * 5, 1e-5), ("pairs", (1.0,) * 5, 3e-3), ("mixed", (1.0,) * 5, 3e-3),
+        ("all", (1.0, 2.0, 3.0, 2.0, 5.0), 1e-5),
+    ):  # fmt: skip
         cohorts = COHORTS[name]
 
-        def in_models(variances: Any, cohorts: Any = cohorts) -> float:
-            return sum(times * sum(variances[client] for client in cohort) for cohort, times in cohorts.items())
+        def in_models(variances: Any, cohorts: Any = cohorts, weights: Any = weights) -> float:
+            return sum(
+                times * sum(weights[client] ** 2 * variances[client] for client in cohort)
+                for cohort, times in cohorts.items()
+            )
 
-        def slack(logs: Any, cohorts: Any = cohorts) -> Any:
-            return -np.log(overheard_shares(np.exp(logs / 2), cohorts, 1, [1.0] * 5))
+        def slack(logs: Any, cohorts: Any = cohorts, weights: Any = weights) -> Any:
+            return -np.log(overheard_shares(np.exp(logs / 2), cohorts, 1, [1.0] * 5, weights))
 
-        stds = overheard_noise_stds(sensitivities=[1.0] * 5, exposures=1, cohorts=cohorts, budgets=GRANTED)
+        stds = overheard_noise_stds(
+            sensitivities=[1.0] * 5, exposures=1, cohorts=cohorts, budgets=GRANTED, weights=weights
+        )
         found = minimize(
             lambda logs: math.log(in_models(np.exp(logs))), 2 * np.log(stds) + 0.2, method="SLSQP",
             constraints={"type": "ineq", "fun": slack}, options={"maxiter": 300, "ftol": 1e-10},
@@ -298,3 +330,27 @@ def test_one_number_is_for_all_clients_and_a_list_for_each() -> None:
 def test_a_budget_that_cannot_be_is_refused(epsilon: float, delta: float, field: str) -> None:
     with pytest.raises(BadInput, match=field):
         budgets(epsilon, delta, 3)
+
+
+@each("sampling_rate", [0.2, 1.0])
+def test_noise_that_falls_begins_no_higher_than_all_of_its_releases_need(sampling_rate: float) -> None:
+    granted, fall = Budget(3.0, 1e-4), {1.0: 6, 0.8: 6, 0.64: 2}
+
+    def fits(first: float) -> bool:
+        if sampling_rate == 1:
+            return sum(count / (first * part) ** 2 for part, count in fall.items()) <= float(mu_of(3.0, 1e-4)) ** 2
+        purse = RenyiFilter(granted, Mechanism("gaussian", first, sampling_rate))
+        for part, count in fall.items():  # one release at a time, as a ledger pays
+            for _ in range(count):
+                if not purse.affords(now := Mechanism("gaussian", first * part, sampling_rate), 1):
+                    return False
+                purse.pay(now, 1)
+        return True
+
+    (first,) = decaying_noise_multipliers([fall], [granted], sampling_rate=sampling_rate)
+    assert fits(first)
+    assert not fits(0.99 * first)
+    (constant,) = adaptive_noise_multipliers([14], [granted], sampling_rate=sampling_rate)
+    assert constant < first < constant / 0.64
+    (same,) = decaying_noise_multipliers([{1.0: 14}], [granted], sampling_rate=sampling_rate)
+    assert same == pytest.approx(constant, rel=1e-3)

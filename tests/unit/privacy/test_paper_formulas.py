@@ -21,7 +21,11 @@ from dpfl.privacy.paper_formulas import (
     nbafl_cautions,
     nbafl_downlink_noise_std,
     nbafl_uplink_noise_std,
+    open_constant,
+    open_constant_cautions,
     udp_cautions,
+    udp_log_moment,
+    udp_log_moment_bound,
     udp_noise_std,
     udp_recomputed_noise_std,
 )
@@ -68,6 +72,59 @@ def test_equation_25_after_a_cut_by_hand() -> None:
         sensitivity=1.0, cohort_rate=1.0, rounds=10, done=2, earlier_stds=[1.0, 1.0], epsilon=4.0, delta=math.exp(-2)
     )
     assert std == pytest.approx(2.0, rel=1e-12)
+
+
+# UDP's moments: ν₀ = N(0, σ²), ν₁ = qN(Δ, σ²) + (1−q)N(0, σ²), in units of σ.
+
+
+def direct_log_moment(rate: float, ratio: float, power: int) -> float:
+    """Integrate ν₀·(ν₁/ν₀)^power as it stands, in many digits."""
+
+    def integrand(z: mpmath.mpf) -> mpmath.mpf:
+        return mpmath.npdf(z) * (1 - rate + rate * mpmath.exp(z * ratio - ratio**2 / 2)) ** power
+
+    with mpmath.workdps(30):
+        return float(mpmath.log(mpmath.quad(integrand, [-30, -10, 0, 10, 30])))
+
+
+MOMENTS = [(0.9, 0.5, 1), (0.9, 0.5, 4), (0.1, 2.0, 3), (1.0, 1.0, 2), (0.6, 0.02, 5)]
+
+
+@each(("rate", "ratio", "moment"), MOMENTS)
+def test_udp_s_moment_is_the_integral_as_it_stands(rate: float, ratio: float, moment: int) -> None:
+    found = udp_log_moment(cohort_rate=rate, ratio=ratio, moment=moment)
+    assert found == pytest.approx(direct_log_moment(rate, ratio, moment + 1), rel=1e-9, abs=1e-12)
+    swapped = udp_log_moment(cohort_rate=rate, ratio=ratio, moment=moment, swapped=True)
+    assert swapped == pytest.approx(direct_log_moment(rate, ratio, -moment), rel=1e-9, abs=1e-12)
+    # The two differ by more than the tolerance: an integral of the wrong power would be found out.
+    assert direct_log_moment(rate, ratio, moment) != pytest.approx(found, rel=1e-3)
+
+
+@each(("rate", "ratio", "moment"), [(0.9, 0.01, 100), (0.1, 0.5, 100), (0.9, 5.0, 100), (0.5, 5.0, 1)])
+def test_udp_s_moment_is_its_binomial_sum_where_no_float_holds_it(rate: float, ratio: float, moment: int) -> None:
+    # Equation 14's third line; ALI-DPFL's equation 15 is the same sum, divided by α − 1 = λ.
+    summed = moment * ali_renyi(sampling_rate=rate, noise_multiplier=1 / ratio, order=moment + 1)
+    assert udp_log_moment(cohort_rate=rate, ratio=ratio, moment=moment) == pytest.approx(summed, rel=1e-9, abs=1e-12)
+
+
+def test_udp_s_bound_on_the_moment_by_hand() -> None:
+    # q = 1/2, λ = 3, Δ/σ = 2: ½·3·4·4/2 = 12.
+    assert udp_log_moment_bound(cohort_rate=0.5, ratio=2.0, moment=3) == pytest.approx(12.0, rel=1e-12)
+
+
+def test_udp_s_bound_holds_where_its_derivation_does_and_not_beyond() -> None:
+    small, large = 0.01, 5.0  # λΔ²/(2σ²) is to be small: 0.005 and 1,250 at λ = 100
+    for rate in (0.1, 0.9):
+        near = {"cohort_rate": rate, "ratio": small, "moment": 100}
+        assert udp_log_moment(**near) < udp_log_moment_bound(**near)
+        far = {"cohort_rate": rate, "ratio": large, "moment": 100}
+        assert udp_log_moment(**far) > udp_log_moment_bound(**far)
+
+
+@each(("rate", "ratio", "moment"), MOMENTS)
+def test_lemma_1_of_udp(rate: float, ratio: float, moment: int) -> None:
+    setting = {"cohort_rate": rate, "ratio": ratio, "moment": moment}
+    assert udp_log_moment(**setting, swapped=True) <= udp_log_moment(**setting) + 1e-12
 
 
 @each(
@@ -231,6 +288,66 @@ def test_fedsgd_dpc_with_gaussian_noise() -> None:
     # σ² = c₂²·ξ₂²·(bT/N)·ln(1/δ)/(d²·ε²) = 2·100·4·2/(400·¼) = 16
     std = fedsgd_dpc_noise_std(replies=4, clip=10.0, records=20, epsilon=0.5, delta=math.exp(-2))
     assert std**2 == pytest.approx(16.0, rel=1e-12)
+
+
+def test_c2_is_a_factor_of_both_papers_noise() -> None:
+    options = {"replies": 4, "epsilon": 0.5, "delta": 1e-3, "clip": 3.0}
+    fedavg = {"largest_lr": 0.1, "local_steps": 5, **options}
+    assert dp_fedavg_noise_std(**fedavg) == dp_fedavg_noise_std(**fedavg, constant=C2)
+    assert dp_fedavg_noise_std(**fedavg, constant=3 * C2) == pytest.approx(3 * dp_fedavg_noise_std(**fedavg))
+    fedsgd = {"records": 20, **options}
+    assert fedsgd_dpc_noise_std(**fedsgd) == fedsgd_dpc_noise_std(**fedsgd, constant=C2)
+    assert fedsgd_dpc_noise_std(**fedsgd, constant=3 * C2) == pytest.approx(3 * fedsgd_dpc_noise_std(**fedsgd))
+
+
+@each("sampling_rate", [1.0, 0.01])
+def test_c2_is_what_was_chosen_and_the_root_of_two_where_nothing_was(sampling_rate: float) -> None:
+    options = {"replies": 2.2, "budget": Budget(1.0, 1e-5), "sampling_rate": sampling_rate}
+    assert open_constant(None, **options) == C2
+    assert open_constant(5.0, **options) == 5.0
+
+
+@each(
+    ("sampling_rate", "replies", "epsilon", "delta"),
+    [(1.0, 1, 0.5, 1e-5), (1.0, 2.2, 1, 1e-3), (0.01, 100, 0.1, 1e-5), (0.01, 12.1, 1, 1e-5), (0.3, 40, 8, 1e-3)],
+)
+def test_an_accountants_c2_is_the_least_that_keeps_the_promise(
+    sampling_rate: float, replies: float, epsilon: float, delta: float
+) -> None:
+    budget = Budget(epsilon, delta)
+    c2 = open_constant("accountant", replies=replies, budget=budget, sampling_rate=sampling_rate)
+    # On the sum of a sample: σ = z·C with z = c₂·q·√(R_i·ln(1/δ))/ε.
+    multiplier = c2 * sampling_rate * math.sqrt(replies * math.log(1 / delta)) / epsilon
+
+    def spent(multiplier: float) -> float:
+        return ali_epsilon({Mechanism("gaussian", multiplier, sampling_rate): replies}, delta)
+
+    assert spent(multiplier * (1 + 1e-9)) <= epsilon < spent(multiplier * (1 - 1e-4))
+
+
+def test_an_accountants_c2_in_closed_form() -> None:
+    # Plain noise has ε = αT/(2z²) + ln(1/δ)/(α − 1), least over real α at T/(2z²) + √(2T·ln(1/δ))/z: with 1/z = x it is
+    # x²T/2 + x√(2T·ln(1/δ)) = ε. At T = 2, ε = 3 and δ = e⁻² that is x² + 2√2·x = 3, x = √5 − √2, and α = 1 + √2/x is
+    # no whole number: what whole orders lose is below one part in a hundred.
+    x = math.sqrt(5) - math.sqrt(2)
+    c2 = open_constant("accountant", replies=2, budget=Budget(3.0, math.exp(-2)))
+    assert 1 / x <= c2 * math.sqrt(2 * 2) / 3 <= 1.01 / x
+
+
+def test_an_accountant_that_no_noise_satisfies_says_so() -> None:
+    with pytest.raises(
+        BadInput, match=r"^epsilon must be above 0.0451 for an accountant of orders up to 256 .*was 0.04;"
+    ):
+        open_constant("accountant", replies=1, budget=Budget(0.04, 1e-5))
+    assert open_constant("accountant", replies=1, budget=Budget(0.046, 1e-5)) > 1
+
+
+def test_the_open_constant_is_cautioned_unless_an_accountant_found_it() -> None:
+    assert open_constant_cautions("accountant") == ()
+    assert (
+        "only that a constant c₂ exists, was left out, which makes it dpfl's own √2" in open_constant_cautions(None)[0]
+    )
+    assert "exists, was 3.5: another" in open_constant_cautions(3.5)[0]
 
 
 # ALI-DPFL: the Rényi curve of the sampled Gaussian at whole orders, turned into ε by the classical conversion.

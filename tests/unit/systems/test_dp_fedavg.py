@@ -9,7 +9,7 @@ import torch
 
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.federation import Everyone, PoissonCohort, RandomK, RoundRobin, Schedule
-from dpfl.orders import GRID_SHARE, ClientClip, Full, Gaussian, Laplace, Order
+from dpfl.orders import GRID_SHARE, ClientClip, Full, Gaussian, Laplace, Order, Shuffled
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
@@ -60,6 +60,24 @@ def test_the_papers_laplace_noise_is_worth_exactly_twice_its_claim(epsilon: floa
     assert server.epsilon == pytest.approx(2 * epsilon * (1 + GRID_SHARE), rel=1e-12)
     assert server.slack == pytest.approx(-epsilon * (1 + 2 * GRID_SHARE), rel=1e-9)
     assert {line.replies for line in certificate.spending} == {3}
+
+
+@each("epsilon", [0.5, 3.0, 20.0])
+def test_an_accountants_noise_keeps_the_claim_for_the_sensitivity_that_the_paper_takes(epsilon: float) -> None:
+    system = DPFedAvg(calibration="paper", paper_constant="accountant", rounds=9, cohort=2, epsilon=epsilon, delta=1e-5)
+    certificate = certified(system)
+    server = certificate.observers["server"]
+    assert 0.6 * epsilon <= server.claimed_epsilon <= epsilon < server.epsilon  # it takes half of what is true
+    assert certificate.cautions == ()
+    doubled = certified(replace(system, paper_constant=None))
+    assert "dpfl's own √2" in doubled.cautions[0]
+
+
+def test_noise_is_in_proportion_to_the_open_constant() -> None:
+    system = DPFedAvg(calibration="paper", rounds=9, cohort=2, epsilon=2.0, delta=1e-5)
+    noise = [next(rounds_of(replace(system, paper_constant=c2)))[1][0].noise.std for c2 in (None, math.sqrt(2), 5.0)]
+    assert noise[0] == noise[1]
+    assert noise[2] == pytest.approx(5 / math.sqrt(2) * noise[0])
 
 
 def test_the_papers_gaussian_noise_by_gaussian_dp() -> None:
@@ -180,6 +198,37 @@ def test_local_steps_are_counted_through_the_whole_training() -> None:
         assert orders[0].learning_rates == pytest.approx(expected, rel=1e-12)
 
 
+def test_local_epochs_are_as_many_steps_as_a_client_has_batches() -> None:
+    system = DPFedAvg(rounds=3, local_epochs=2, batch_size=4, lr=0.3, lr_schedule="inverse:5.0", clip=1.5)
+    for state, orders in rounds_of(system):
+        for client, order in orders.items():
+            steps = 2 * max(1, SIZES[client] // 4)
+            rates = [0.3 * 5 / (k + 5) for k in range(steps * state.round, steps * (state.round + 1))]
+            assert (order.steps, order.batch) == (steps, Shuffled(4))
+            assert order.learning_rates == pytest.approx(rates)
+            noise = state.noise_multipliers[client] * 2 * sum(rates) * 1.5  # what that client's own steps add up to
+            assert size_of(order) == pytest.approx(noise)
+    for line in certified(system).spending:
+        assert line.server_epsilon == pytest.approx(line.claimed_epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
+def test_noise_for_one_step_says_what_it_claims_and_what_it_is_worth(mechanism: str) -> None:
+    # A twelfth of the noise that Theorems 1 and 2 print for E = 12: the claim is their own, the truth is of 12 steps.
+    options = {"mechanism": mechanism, "calibration": "paper", "rounds": 6, "local_steps": 12, "epsilon": 3.0}
+    usual, less = DPFedAvg(**options), DPFedAvg(**options, noise_for_steps=1)
+    for (_, orders), (_, fewer) in zip(rounds_of(usual), rounds_of(less), strict=True):
+        assert [size_of(one) for one in fewer.values()] == pytest.approx([size_of(one) / 12 for one in orders.values()])
+    printed, told = (certified(system).observers["server"] for system in (usual, less))
+    assert told.claimed_epsilon == pytest.approx(printed.claimed_epsilon, rel=1e-6)
+    assert told.epsilon > 10 * printed.epsilon
+    if mechanism == "laplace":
+        assert told.epsilon == pytest.approx(12 * printed.epsilon, rel=1e-6)
+    (caution,) = set(less.promise(SIZES).cautions) - set(usual.promise(SIZES).cautions)
+    assert "for any promise to hold" in caution
+    assert DPFedAvg(**options, noise_for_steps=12).promise(SIZES).cautions == usual.promise(SIZES).cautions
+
+
 def test_many_steps_make_the_rates_of_theory_smaller() -> None:
     system = DPFedAvg(rounds=1, local_steps=20, strong_convexity=0.5, smoothness=1.0)  # γ = max(16, 20)
     assert system.rates(0, 1) == pytest.approx((2 / (0.5 * 20),))
@@ -262,6 +311,12 @@ def test_exact_laplace_noise_is_twice_the_published_where_every_count_is_whole()
         ({"rounds": 2.5}, "rounds"),
         ({"local_steps": 0}, "local_steps"),
         ({"local_steps": 1.5}, "local_steps"),
+        ({"local_steps": 3, "local_epochs": 2}, "local_steps"),
+        ({"local_epochs": 0}, "local_epochs"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"noise_for_steps": 0, "calibration": "paper"}, "noise_for_steps"),
+        ({"noise_for_steps": 1}, "noise_for_steps"),
+        ({"noise_for_steps": 1, "calibration": "paper", "local_epochs": 2}, "noise_for_steps"),
         ({"cohort": 0}, "cohort"),
         ({"clip": 0.0}, "clip"),
         ({"clip": math.nan}, "clip"),
@@ -290,6 +345,10 @@ def test_exact_laplace_noise_is_twice_the_published_where_every_count_is_whole()
         ({"strong_convexity": 1.0, "smoothness": math.nan}, "smoothness"),
         ({"strong_convexity": 1.0}, "smoothness"),
         ({"smoothness": 1.0}, "strong_convexity"),
+        ({"paper_constant": 1.0}, "paper_constant"),
+        ({"paper_constant": "accountant", "calibration": "paper", "mechanism": "laplace"}, "paper_constant"),
+        ({"paper_constant": 0.0, "calibration": "paper"}, "paper_constant"),
+        ({"paper_constant": "moments", "calibration": "paper"}, "paper_constant"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_by_name(options: dict, field: str) -> None:

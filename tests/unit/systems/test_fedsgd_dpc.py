@@ -87,6 +87,62 @@ def test_samples_make_the_papers_gaussian_noise_worth_more() -> None:
     assert spent[0] < 1 < spent[1] < 5  # c₁q²T is below ε here, where the theorem says nothing
 
 
+# The constant that the paper leaves open.
+
+OPEN = {"calibration": "paper", "rounds": 9, "cohort": 2, "delta": 1e-5}  # K·R/N = 3
+
+
+@each("rate", [None, 0.1])
+def test_noise_is_in_proportion_to_the_open_constant(rate: float | None) -> None:
+    noise = [
+        next(rounds_of(FedSGDDPC(sampling_rate=rate, paper_constant=c2, epsilon=1.0, **OPEN)))[1][0].noise.std
+        for c2 in (None, math.sqrt(2), 5.0)
+    ]
+    assert noise[0] == noise[1]
+    assert noise[2] == pytest.approx(5 / math.sqrt(2) * noise[0])
+
+
+@each("rate", [None, 0.01, 0.1])
+@each("epsilon", [0.1, 1.0, 5.0])
+def test_an_accountants_noise_keeps_the_promise_where_the_root_of_two_need_not(
+    rate: float | None, epsilon: float
+) -> None:
+    system = FedSGDDPC(sampling_rate=rate, epsilon=epsilon, paper_constant="accountant", **OPEN)
+    spent = certified(system).observers["server"].epsilon
+    assert spent <= epsilon
+    assert certified(replace(system, paper_constant=0.5)).observers["server"].epsilon > epsilon  # the wrong twin
+    if rate == 0.01 and epsilon >= 1:
+        assert certified(replace(system, paper_constant=None)).observers["server"].epsilon > 5 * epsilon
+
+
+def test_an_accountant_counts_the_papers_replies_and_not_those_given() -> None:
+    # K·R/N = 2·5/6 = 1.67, and four clients answer twice: the noise is the paper's, the price is the truth.
+    system = FedSGDDPC(epsilon=1.0, paper_constant="accountant", **OPEN | {"rounds": 5})
+    z = begin_noise(system) / system.clip
+    order = min(range(2, 257), key=lambda a: a * 5 / 3 / (2 * z**2) + math.log(1e5) / (a - 1))
+    assert order * 5 / 3 / (2 * z**2) + math.log(1e5) / (order - 1) == pytest.approx(1.0, rel=1e-4)
+
+
+def begin_noise(system: FedSGDDPC) -> float:
+    return next(rounds_of(system))[1][0].noise.std
+
+
+def test_budgets_of_their_own_have_noise_of_their_own_from_an_accountant() -> None:
+    epsilon = (0.1, 0.5, 1.0, 3.0, 8.0, 30.0)
+    system = FedSGDDPC(epsilon=epsilon, sampling_rate=0.1, paper_constant="accountant", **OPEN)
+    for line, granted in zip(certified(system).spending, epsilon, strict=True):
+        assert 0.3 * granted <= line.server_epsilon <= granted
+
+
+def test_the_certificate_says_whose_constant_it_was() -> None:
+    for c2, said in ((None, "dpfl's own √2"), (3.0, "was 3: another choice")):
+        (caution,) = certified(FedSGDDPC(epsilon=1.0, paper_constant=c2, **OPEN)).cautions
+        assert caution.startswith("paper_constant should come from the paper")
+        assert said in caution
+    assert certified(FedSGDDPC(epsilon=1.0, paper_constant="accountant", **OPEN)).cautions == ()
+    assert certified(FedSGDDPC(mechanism="laplace", calibration="paper", rounds=9, epsilon=1.0)).cautions == ()
+
+
 # What exact noise is worth.
 
 
@@ -241,6 +297,14 @@ def test_variance_of_the_published_noise(rounds: int, cohort: int, sampling_rate
         ({"strong_convexity": 1.0, "smoothness": math.inf}, "smoothness"),
         ({"strong_convexity": 1.0}, "smoothness"),
         ({"smoothness": 1.0}, "strong_convexity"),
+        ({"paper_constant": 1.0}, "paper_constant"),
+        ({"paper_constant": "accountant", "calibration": "tight"}, "paper_constant"),
+        ({"paper_constant": "accountant", "calibration": "paper", "mechanism": "laplace"}, "paper_constant"),
+        ({"paper_constant": 0.0, "calibration": "paper"}, "paper_constant"),
+        ({"paper_constant": -1.0, "calibration": "paper"}, "paper_constant"),
+        ({"paper_constant": math.nan, "calibration": "paper"}, "paper_constant"),
+        ({"paper_constant": "moments", "calibration": "paper"}, "paper_constant"),
+        ({"paper_constant": True, "calibration": "paper"}, "paper_constant"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_by_name(options: dict, field: str) -> None:

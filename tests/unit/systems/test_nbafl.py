@@ -11,7 +11,7 @@ from scipy.stats import norm as normal
 
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.federation import Everyone, RandomK, Schedule
-from dpfl.orders import Full, Gaussian, ModelClip, RecordClip
+from dpfl.orders import Full, Gaussian, ModelClip, RecordClip, Shuffled
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
@@ -114,6 +114,20 @@ def test_the_published_noise_counts_on_the_smallest_client() -> None:
         assert few.uplink_stds == pytest.approx([4 * std for std in many.uplink_stds])
 
 
+def test_published_noise_of_unequal_weights_is_what_theorem_1_asks_for() -> None:
+    # σ_D² + Σp_i²σ_U² = (c·T·Δs_D/ε)² with Δs_D = 2C·max p_i/m; for equal clients that is Theorem 1, to the bit.
+    sizes, c = (10, 20, 70), math.sqrt(2 * math.log(125))
+    options = {"calibration": "paper", "epsilon": 5.0, "delta": 0.01, "clip": 3.0}
+    for rounds, exposures in ((3, 1), (9, 1), (9, 4), (9, 9)):
+        state = begin(NbAFL(weighing="records", rounds=rounds, exposures=exposures, **options), sizes)
+        uplink = c * exposures * (2 * 3 / 10) / 5
+        needed = (c * rounds * 2 * 3 * 0.7 / 10 / 5) ** 2 - (0.1**2 + 0.2**2 + 0.7**2) * uplink**2
+        assert state.uplink_stds == pytest.approx([uplink] * 3)
+        assert state.downlink_std == pytest.approx(math.sqrt(max(0.0, needed)))
+        alike = [begin(NbAFL(weighing=how, rounds=rounds, **options), (7,) * 6) for how in ("equal", "records")]
+        assert alike[0].downlink_std == alike[1].downlink_std
+
+
 def test_each_client_gets_published_noise_by_its_own_budget() -> None:
     system = NbAFL(calibration="paper", rounds=5, epsilon=(1.0, 2.0, 4.0), delta=(0.01, 1e-3, 1e-5))
     expected = [math.sqrt(2 * math.log(1.25 / d)) * 0.2 / e for e, d in ((1.0, 0.01), (2.0, 1e-3), (4.0, 1e-5))]
@@ -204,7 +218,19 @@ SETTINGS: list[tuple[dict, tuple[int, ...]]] = [
 ]
 
 
-@each(("options", "sizes"), SETTINGS)
+WEIGHED: list[tuple[dict, tuple[int, ...]]] = [
+    ({"weighing": "records"}, MIXED),
+    ({"weighing": "records"} | BUDGETS, MIXED[::-1]),
+    ({"weighing": "records", "clipping": "model"}, MIXED),
+    ({"weighing": "records", "cohort": 2}, (10, 20, 40, 80, 300)),
+    ({"lr_schedule": "inverse-sqrt"}, MIXED),
+    ({"lr_schedule": "inverse:2", "clipping": "model", "local_epochs": 2, "batch_size": 8}, MIXED),
+    ({"lr_schedule": "step:3:0.5", "weighing": "records", "cohort": 3}, (10, 20, 40, 80, 300)),
+    ({"lr_schedule": "inverse:4", "local_steps": 3}, (10,) * 4),
+]
+
+
+@each(("options", "sizes"), SETTINGS + WEIGHED)
 @each("exposures", [1, 2, 5])
 def test_overheard_uploads_and_all_models_cost_the_budget_and_no_more(
     options: dict, sizes: tuple[int, ...], exposures: int
@@ -217,7 +243,7 @@ def test_overheard_uploads_and_all_models_cost_the_budget_and_no_more(
     assert max(spent_share(certificate, "released")) < 1  # who reads alone hears less
 
 
-@each(("options", "sizes"), SETTINGS)
+@each(("options", "sizes"), SETTINGS + WEIGHED)
 @each("exposures", [1, 3])
 def test_less_noise_would_break_a_promise(options: dict, sizes: tuple[int, ...], exposures: int) -> None:
     system = NbAFL(rounds=30, exposures=exposures, **options)
@@ -245,6 +271,9 @@ def test_less_noise_would_break_a_promise(options: dict, sizes: tuple[int, ...],
         ({"cohort": 3}, (10, 20, 40, 80, 300)),
         ({"cohort": 2, "epsilon": (1.0, 2.0, 4.0, 8.0, 8.0), "delta": (1e-2, 1e-3, 1e-5, 1e-3, 1e-4)}, (10,) * 5),
         ({"cohort": 1, "clipping": "model"}, MIXED),
+        ({"cohort": 3, "weighing": "records"}, (10, 20, 40, 80, 300)),
+        # Where clipped gradients add up over steps, the smallest client's noise falls least, and everybody's with it.
+        ({"cohort": 2, "lr_schedule": "inverse-sqrt", "local_steps": 3, "proximal": 0.4}, MIXED),
     ],
 )
 def test_whoever_is_drawn_the_promise_is_kept(options: dict, sizes: tuple[int, ...], seed: int) -> None:
@@ -351,6 +380,42 @@ def test_everybody_weighs_alike() -> None:
     assert half.std**2 == pytest.approx(missing)
 
 
+def test_records_weigh_where_it_is_said() -> None:
+    system = NbAFL(weighing="records")
+    state = begin(system, MIXED)
+    assert system.weights(state, [0, 1, 2, 3]) == {client: n / sum(MIXED) for client, n in enumerate(MIXED)}
+    away = system.downlink(state, [1, 2])
+    assert away is not None
+    missing = sum((state.uplink_stds[client] * MIXED[client] / sum(MIXED)) ** 2 for client in (0, 3))
+    assert system.weights(state, [1, 2]) == {1: 25 / sum(MIXED), 2: 40 / sum(MIXED)}
+    assert away.std**2 == pytest.approx(missing)
+
+
+def test_local_epochs_are_steps_on_shuffled_batches() -> None:
+    for options, steps, batch in [
+        ({"local_epochs": 3, "batch_size": 8}, (3, 9, 15, 30), Shuffled(8)),
+        ({"local_steps": 4, "batch_size": 8}, (4,) * 4, Shuffled(8)),
+        ({"local_epochs": 3}, (3,) * 4, Full()),
+    ]:
+        system = NbAFL(calibration="paper", **options)
+        ordered = system.orders(begin(system, MIXED))
+        assert tuple(order.steps for order in ordered.values()) == steps
+        assert {order.batch for order in ordered.values()} == {batch}
+
+
+def test_noise_falls_with_the_rate_where_gradients_are_clipped_and_nowhere_else() -> None:
+    for clipping, expected in (("record", [1.0, 0.5, 1 / 3, 0.25]), ("model", [1.0] * 4)):
+        system = NbAFL(rounds=4, lr_schedule="inverse", clipping=clipping)
+        for state, share in zip(rounds_of(system, MIXED), expected, strict=True):
+            for client, order in system.orders(state).items():
+                assert order.learning_rate == pytest.approx(2.0 / (state.round + 1))
+                assert isinstance(order.noise, Gaussian)
+                assert order.noise.std == pytest.approx(share * state.uplink_stds[client])
+            away = system.downlink(state, [1, 2, 3])
+            assert away is not None
+            assert away.std == pytest.approx(share * state.uplink_stds[0] / 4)
+
+
 def test_all_clients_or_k_at_random() -> None:
     assert NbAFL().cohorts(5) == Everyone(5)
     assert NbAFL(cohort=2).cohorts(5) == RandomK(5, 2)
@@ -386,6 +451,13 @@ def test_all_clients_or_k_at_random() -> None:
         ({"cohort": 2, "scheduling": "round-robin"}, "scheduling"),
         ({"cohort": 2, "scheduling": "poisson"}, "scheduling"),
         ({"scheduling": "alphabetical"}, "scheduling"),
+        ({"weighing": "loss"}, "weighing"),
+        ({"weighing": "records", "cohort": 2, "calibration": "paper"}, "weighing"),
+        ({"local_epochs": 0}, "local_epochs"),
+        ({"local_epochs": 2, "local_steps": 5}, "local_steps"),
+        ({"batch_size": 0, "clipping": "model"}, "batch_size"),
+        ({"batch_size": 8}, "batch_size"),
+        ({"lr_schedule": "inverse:0"}, "lr_schedule"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_by_name(options: dict, field: str) -> None:
