@@ -1,9 +1,9 @@
 """FedSGD-DPC's Table I: the best number of queries for given replies, and of replies for given queries.
 
-Source: FedSGD-DPC, Table I (N = 10, Laplace noise, ε = 1, 5 and 10) and the closed forms of Section V-B. The paper prints
-neither its constants nor how it rounds. γ, C₁/C₂ and C₃/C₂ are fitted to the table here, three numbers to the twelve
-entries of a data set, and many others fit as well: what the table confirms is the form of the equations. Tolerance:
-none, once R* is rounded to the nearest whole number (or down, with a smaller γ) and K* up.
+Source: FedSGD-DPC, Table I (N = 10, Laplace noise, ε = 1, 5 and 10) and the closed forms of Section V-B. The paper
+prints neither its constants nor how it rounds. γ, C₁/C₂ and C₃/C₂ are fitted to the table here, three numbers to the
+twelve entries of a data set, and many others fit as well: what the table confirms is the form of the equations.
+Tolerance: none, once R* is rounded to the nearest whole number (or down, with a smaller γ) and K* up.
 """
 
 import math
