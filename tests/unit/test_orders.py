@@ -16,6 +16,7 @@ ORDERS = [
     Order(steps=3, learning_rate=(0.3, 0.2, 0.1), clip=ClientClip(150.0, 1), noise=Laplace(1 / 3)),
     Order(steps=5, learning_rate=0.002, clip=ModelClip(20.0), noise=Gaussian(1e-300), proximal=0.1),
     Order(steps=2, learning_rate=0.5, batch=Poisson(0.015), clip=RecordClip(4.0), noise=Gaussian(4.4), noise_on="step"),
+    Order(steps=2, learning_rate=0.5, batch=Poisson(0.1), clip=RecordClip(0.1), noise_on="step", fixed_divisor=64.0),
 ]
 
 
@@ -23,6 +24,11 @@ ORDERS = [
 def test_json_loses_nothing(order: Order) -> None:
     assert Order.from_json(order.to_json()) == order
     assert Order.from_json(order.to_json()).to_json() == order.to_json()
+
+
+def test_an_order_without_a_divisor_of_its_own_is_written_as_it_always_was() -> None:
+    # Noise is named by this text: one word more and a seed would mean other noise.
+    assert ["fixed_divisor" in one.to_json() for one in ORDERS] == [False] * 5 + [True]
 
 
 OLD_ORDERS = [
@@ -76,6 +82,10 @@ def test_anything_but_an_order_is_refused(text: str) -> None:
         (lambda: Order(steps=3, learning_rate=(0.1, 0.2)), "lr"),
         (lambda: Order(steps=1, learning_rate=0.1, proximal=-1.0), "proximal"),
         (lambda: Order(steps=1, learning_rate=0.1, noise_on="both"), "noise_on"),
+        (lambda: Order(steps=1, learning_rate=0.1, clip=RecordClip(1.0), fixed_divisor=0.0), "divisor"),
+        (lambda: Order(steps=1, learning_rate=0.1, clip=RecordClip(1.0), fixed_divisor=math.inf), "divisor"),
+        (lambda: Order(steps=1, learning_rate=0.1, clip=ClientClip(1.0), fixed_divisor=64.0), "divisor"),
+        (lambda: Order(steps=1, learning_rate=0.1, fixed_divisor=64.0), "divisor"),
         (lambda: RecordClip(0.0), "clip"),
         (lambda: RecordClip(math.inf), "clip"),
         (lambda: ClientClip(1.0, 3), "norm"),
@@ -120,6 +130,15 @@ REPLACE, ADD_REMOVE = {"neighbours": "replace"}, {"neighbours": "add-remove"}
             RECORD | ADD_REMOVE,
             3,
         ),
+        # A divisor of one's own, 4: that of what is noised does not change on the sum, and does on the upload.
+        (
+            {"steps": 4, "clip": RecordClip(3.0), "noise_on": "step", "batch": Poisson(0.2), "fixed_divisor": 4.0},
+            RECORD | ADD_REMOVE,
+            3,
+        ),
+        ({"steps": 1, "clip": RecordClip(3.0), "fixed_divisor": 4.0}, RECORD | REPLACE, 2 * 0.5 * 3 / 4),
+        ({"steps": 1, "clip": RecordClip(3.0), "fixed_divisor": 4.0}, CLIENT | REPLACE, 2 * 0.5 * 3 * 10 / 4),
+        ({"steps": 2, "clip": RecordClip(3.0), "fixed_divisor": 4.0}, RECORD | REPLACE, 0.75 + 0.5 * 6 * 10 / 4),
         # The client's gradient clipped: 2ηCE whichever unit; a removed client sends nothing.
         ({"steps": 4, "clip": ClientClip(3.0)}, RECORD | REPLACE, 2 * 0.5 * 3 * 4),
         ({"steps": 4, "clip": ClientClip(3.0)}, RECORD | ADD_REMOVE, 2 * 0.5 * 3 * 4),
@@ -173,6 +192,7 @@ def test_releases_and_rates() -> None:
         ({"steps": 1, "clip": RecordClip(3.0), "noise_on": "step"}, 0.5 / 10),
         ({"steps": 1, "clip": RecordClip(3.0), "noise_on": "step", "batch": Poisson(0.2)}, 0.5 / 2),
         ({"steps": 1, "clip": RecordClip(3.0), "noise_on": "step", "learning_rate": (0.7,)}, 0.7 / 10),
+        ({"steps": 1, "clip": RecordClip(3.0), "noise_on": "step", "fixed_divisor": 64.0}, 0.5 / 64),
         # A client's gradient is a mean already.
         ({"steps": 1, "clip": ClientClip(3.0), "noise_on": "step"}, 0.5),
         ({"steps": 1, "clip": ClientClip(3.0), "noise_on": "step", "batch": Poisson(0.2)}, 0.5),

@@ -152,8 +152,10 @@ def judge(
     """
 
     def at(row: str, column: str) -> Estimate | None:
+        if row not in rows:  # a smaller scale leaves some out
+            return None
         if column not in ("best", "worst"):
-            return get(row, column) if row in rows and column in columns else None
+            return get(row, column) if column in columns else None
         chosen = _extreme(row, get, columns, lowest=(column == "best") == lower_is_better)
         return None if chosen is None else get(row, chosen)
 

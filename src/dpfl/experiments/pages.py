@@ -74,7 +74,8 @@ def tally(results: Sequence[Results]) -> str:
         if fates:
             some = [f"{count} {_FATES[fate]}" for fate in _FATES if (count := fates[fate])]
             counts.append(f"{words} {', '.join(some)}")
-    return f"{len(together)} claims are tested here: {'; '.join(counts)}."
+    said = "1 claim is" if len(together) == 1 else f"{len(together)} claims are"
+    return f"{said} tested here: {'; '.join(counts)}."
 
 
 def what_is_private(results: Sequence[Results]) -> str:

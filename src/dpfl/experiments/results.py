@@ -16,7 +16,7 @@ from dpfl.experiments.cells import restored
 from dpfl.experiments.claims import Claim, Estimate, Judgement, Side, judge
 from dpfl.experiments.experiment import MEASURES, Experiment, Line
 from dpfl.experiments.store import Store
-from dpfl.report.experiment import draw
+from dpfl.report.experiment import draw, draw_portraits
 
 LOWER_IS_BETTER = {"loss": True, "accuracy": False}
 
@@ -66,6 +66,7 @@ class Results:
         self.devices: set[str] = set()
         self.protected: dict[tuple[str, str], set[str]] = {}  # unit and neighbours, and the systems that promise them
         self.left = 0  # places that are not trained yet
+        self.portraits: dict[str, dict[str, Any]] = {}  # by row, where models were asked what they take for each class
         self._seconds: dict[str, float] = {}  # of each cell, which several places may share
         self.places = {
             (row.label, column.label): self._place(store, row, column, (down, across))
@@ -101,6 +102,8 @@ class Results:
             if privacy := record.get("privacy"):
                 kind = privacy["unit"], privacy["neighbours"]
                 self.protected.setdefault(kind, set()).add(cell.config.system.name)
+            if "portraits" in record and not at_true:
+                self.portraits.setdefault(row.label, record["portraits"])
             losses = record.get("validation_loss") or [None]
             public = math.inf if None in losses else statistics.fmean(losses)
             candidates.append((public, len(candidates), choice, record, cell.key))
@@ -160,7 +163,9 @@ class Results:
     def verdicts(self) -> list[Verdicts]:
         """Return how every claim fared, under each reading and at true ε."""
         true = self.readings[-1]
-        by: dict[Look, list[Judgement]] = {"true": true.judgements(at_true=True)}
+        by: dict[Look, list[Judgement]] = {}
+        if True in true.experiment.sides:
+            by["true"] = true.judgements(at_true=True)
         if self.our_reading is not None:
             by["ours"] = self.our_reading.judgements(at_true=False)
         if self.by_formula:
@@ -280,19 +285,26 @@ class Results:
         self.draw(folder)
         run_folder.write_json(folder, f"{self.experiment.name}.json", self.to_dict())
 
+    @property
+    def drawn(self) -> dict[str, dict[str, Any]]:
+        """Return what models take for each class, by row: in the paper's reading, else in ours."""
+        return next((reading.portraits for reading in self.readings if reading.portraits), {})
+
     def draw(self, folder: Path) -> str:
-        """Plot it as NAME.png and return that name."""
+        """Plot it as NAME.png, and what models take for each class as NAME-digits.png; return the first name."""
         run_folder.make(folder)
         image = f"{self.experiment.name}.png"
         draw(self.to_dict(), folder / image)
+        if self.drawn:
+            draw_portraits(self.drawn, folder / f"{self.experiment.name}-digits.png")
         return image
 
 
 def _claim(verdicts: Verdicts) -> dict[str, Any]:
     claim, by = verdicts.claim, {look: str(judgement) for look, judgement in verdicts.by.items()}
     return {
-        "says": claim.says, "quote": claim.quote, "where": claim.where, "ours": by.get("paper", by["true"]),
-        "our_reading": by.get("ours"), "at_true_epsilon": by["true"], "decides": claim.decides,
+        "says": claim.says, "quote": claim.quote, "where": claim.where, "ours": by.get("paper", by.get("true")),
+        "our_reading": by.get("ours"), "at_true_epsilon": by.get("true"), "decides": claim.decides,
     }  # fmt: skip
 
 

@@ -19,6 +19,8 @@ def markdown(results: Results, image: str | None = None) -> str:
         parts.append("A panel of ours: it is not in the paper, and its claims are in no tally.\n")
     if image:
         parts.append(f"![{title}]({image})\n")
+        if results.drawn:
+            parts.append(f"![{title}]({image.removesuffix('.png')}-digits.png)\n")
     headings = ("",) if results.our_reading is None else ("The paper's reading", "Our reading")
     for heading, reading in zip(headings, results.readings, strict=True):
         parts += _section(reading, heading)

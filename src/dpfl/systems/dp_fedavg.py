@@ -14,7 +14,7 @@ from dpfl.orders import ClientClip, Gaussian, Laplace, Order
 from dpfl.privacy.budget import Budget, Promise
 from dpfl.privacy.paper_formulas import dp_fedavg_laplace_scale, dp_fedavg_noise_std
 from dpfl.systems.queried import QueriedSystem
-from dpfl.systems.system import ADDED_0_3, local_training
+from dpfl.systems.system import ADDED_0_3, local_training, require_local_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +34,7 @@ class DPFedAvg(QueriedSystem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_count("local_steps", self.local_steps, "take at least one local step a round")
-        if self.local_epochs is not None:
-            require_count("local_epochs", self.local_epochs, "leave it out to count local steps")
-        if self.batch_size is not None:
-            require_count("batch_size", self.batch_size, "leave it out for all records in every step")
+        require_local_training(self.local_steps, self.local_epochs, self.batch_size, usual_steps=type(self).local_steps)
         if self.noise_for_steps is None:
             return
         require_count("noise_for_steps", self.noise_for_steps, "leave it out for noise that counts every step")

@@ -34,7 +34,15 @@ from dpfl.orders import Gaussian, ModelClip, Order, RecordClip
 from dpfl.privacy.budget import Promise
 from dpfl.privacy.calibration import overheard_noise_stds
 from dpfl.privacy.paper_formulas import nbafl_cautions, nbafl_downlink_noise_std, nbafl_uplink_noise_std
-from dpfl.systems.system import ADDED_0_3, Feedback, PrivateSystem, Problem, State, local_training
+from dpfl.systems.system import (
+    ADDED_0_3,
+    Feedback,
+    PrivateSystem,
+    Problem,
+    State,
+    local_training,
+    require_local_training,
+)
 from dpfl.systems.udp import record_sensitivity
 
 
@@ -48,7 +56,7 @@ class NbAFLState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class NbAFL(PrivateSystem[NbAFLState]):
-    """All clients or K at random, w_i ≈ argmin F_i(w) + (μ/2)‖w − broadcast‖², clipped, noised, weighed alike."""
+    """All clients or K at random, w_i ≈ argmin F_i(w) + (μ/2)‖w − broadcast‖², clipped, noised and averaged."""
 
     name: ClassVar[str] = "nbafl"
     rounds: int = 50
@@ -71,7 +79,14 @@ class NbAFL(PrivateSystem[NbAFLState]):
             object.__setattr__(self, "clipping", "record" if self.calibration == "tight" else "model")
         if self.local_steps is None and self.local_epochs is None:
             object.__setattr__(self, "local_steps", 1 if self.clipping == "record" else 5)
-        self._require_training()
+        require_local_training(
+            1 if self.local_steps is None else self.local_steps, self.local_epochs, self.batch_size, usual_steps=1
+        )
+        if self.batch_size is not None and self.clipping == "record":
+            raise BadInput(
+                f"batch_size must be left out where clipping is 'record', was {self.batch_size}: how often a record of"
+                " a shuffled batch counts is not priced; leave it out, or clip the parameters with clipping=model"
+            )
         require_not_negative("proximal", self.proximal, "use 0 for no pull")
         require_count("exposures", self.exposures, "count at least one upload")
         if self.exposures > self.rounds:
@@ -95,26 +110,6 @@ class NbAFL(PrivateSystem[NbAFLState]):
                 "weighing must be 'equal' with a cohort in NbAFL's paper calibration, whose Lemma 4 weighs K clients"
                 " alike, was 'records'; leave it out, let all clients take part, or calibrate tightly"
             )
-
-    def _require_training(self) -> None:
-        """Refuse local training that says two things, or that nothing is proved about."""
-        if self.local_steps is not None:
-            require_count("local_steps", self.local_steps, "take at least one local step a round")
-        if self.local_epochs is not None:
-            require_count("local_epochs", self.local_epochs, "pass over the records at least once")
-            if self.local_steps is not None:
-                raise BadInput(
-                    f"local_epochs must be left out where local_steps is {self.local_steps}, was {self.local_epochs}:"
-                    " both say how long a client trains; give one of them"
-                )
-        if self.batch_size is not None:
-            require_count("batch_size", self.batch_size, "leave it out for all records in every step")
-            if self.clipping == "record":
-                raise BadInput(
-                    "batch_size must be left out where clipping is 'record', was"
-                    f" {self.batch_size}: how often a record of a shuffled batch counts is not priced; leave it out, or"
-                    " clip the parameters with clipping=model"
-                )
 
     def promise(self, sizes: Sequence[int]) -> Promise:
         """Promise (ε_i, δ_i) for a record, against who overhears L uploads and who reads all models."""
@@ -175,10 +170,8 @@ class NbAFL(PrivateSystem[NbAFLState]):
         """
         if self.clipping == "model" or self.lr_schedule == "constant":
             return 1.0
-        bounds = (
-            (self._sensitivity(state.round, records), self._sensitivity(0, records)) for records in state.problem.sizes
-        )
-        return max(now / first for now, first in bounds)
+        every = set(state.problem.sizes)
+        return max(self._sensitivity(state.round, records) / self._sensitivity(0, records) for records in every)
 
     def _sensitivity(self, done: int, records: int) -> float:
         return record_sensitivity(self._order(done, records, None), records)

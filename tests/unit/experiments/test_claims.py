@@ -75,6 +75,11 @@ def test_what_is_left_out_is_gone_through() -> None:
     assert (by_column.verdict, by_column.pairs) == ("held", 2)
 
 
+def test_rows_that_a_smaller_scale_leaves_out_decide_nothing() -> None:
+    for column in ("1", "best", "worst"):
+        assert judged(Claim("", Place("c", column), Place("a", "1")), TABLE).verdict == "not tried"
+
+
 def test_the_best_column_is_the_row_s_own() -> None:
     interior = Claim("", Place("a", "best"), Place("a", "4"))
     assert judged(interior, TABLE).verdict == "held"  # 3 at column 2

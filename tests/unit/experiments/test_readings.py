@@ -146,7 +146,7 @@ def test_a_reading_that_nobody_tried_decides_nothing(twice: Experiment, tmp_path
     assert [one.verdict for one in verdicts.by.values()] == ["not tried", "held", "open"]
     assert "Not tried yet: `dpfl reproduce twice --scale paper`." in markdown(found)
     assert tally([found]) == (
-        "1 claims are tested here: under the paper's reading 1 not tried yet; under our reading 1 held; at true ε 1"
+        "1 claim is tested here: under the paper's reading 1 not tried yet; under our reading 1 held; at true ε 1"
         " stayed open."
     )
 
@@ -178,7 +178,7 @@ def test_figures_that_are_one_training_are_one_claim(twice: Experiment, tmp_path
     other = alike(twice, tmp_path, accuracy, "accuracy")
     both = [filled(twice, tmp_path), filled(other, tmp_path)]
     assert both[0].verdicts()[0].about == both[1].verdicts()[0].about
-    assert tally(both).startswith("1 claims are tested here: under the paper's reading 1 failed;")
+    assert tally(both).startswith("1 claim is tested here: under the paper's reading 1 failed;")
     rounds = alike(twice, tmp_path, TWICE.replace('measure = "loss"', 'measure = "rounds"'), "rounds")
     assert tally([*both, filled(rounds, tmp_path)]).startswith("2 claims")  # how long is not how well
     elsewhere = alike(twice, tmp_path, TWICE.replace("lr = 1.0", "lr = 0.5"), "elsewhere")
@@ -188,7 +188,7 @@ def test_figures_that_are_one_training_are_one_claim(twice: Experiment, tmp_path
 def test_panels_of_ours_are_in_no_tally(twice: Experiment, tmp_path: Path) -> None:
     own = filled(alike(twice, tmp_path, "own = true\n" + TWICE, "own"), tmp_path)
     assert tally([own]) == "None of this is a claim of a paper."
-    assert tally([own, filled(twice, tmp_path)]).startswith("1 claims")
+    assert tally([own, filled(twice, tmp_path)]).startswith("1 claim ")
     assert "A panel of ours" in markdown(own)
 
 

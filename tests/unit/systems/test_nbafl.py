@@ -454,7 +454,7 @@ def test_all_clients_or_k_at_random() -> None:
         ({"weighing": "loss"}, "weighing"),
         ({"weighing": "records", "cohort": 2, "calibration": "paper"}, "weighing"),
         ({"local_epochs": 0}, "local_epochs"),
-        ({"local_epochs": 2, "local_steps": 5}, "local_epochs"),
+        ({"local_epochs": 2, "local_steps": 5}, "local_steps"),
         ({"batch_size": 0, "clipping": "model"}, "batch_size"),
         ({"batch_size": 8}, "batch_size"),
         ({"lr_schedule": "inverse:0"}, "lr_schedule"),

@@ -15,7 +15,8 @@ from dpfl.privacy.certificate import certify
 from dpfl.privacy.gaussian_dp import mu_of
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
-from dpfl.systems import PEDPFL, UDP, Feedback, Problem
+from dpfl.systems import PEDPFL, UDP, DPSGDFedAvg, Feedback, Problem
+from dpfl.systems.dpsgd_fedavg import DPSGDState
 from grids import each
 
 
@@ -86,7 +87,12 @@ def test_the_promise_is_for_one_record_replaced_and_exact() -> None:
 @each(
     ("options", "field"),
     [
-        ({"calibration": "paper"}, "calibration"),
+        ({"calibration": "paper", "noise_on": "upload"}, "calibration"),
+        ({"sampling_rate": 0.5}, "sampling_rate"),
+        ({"noise_multiplier": 2.0}, "noise_multiplier"),
+        ({"noise_on": "step", "sampling_rate": 1.5}, "sampling_rate"),
+        ({"noise_on": "step", "noise_multiplier": 0.0}, "noise_multiplier"),
+        ({"noise_on": "model"}, "noise_on"),
         ({"rounds": 0}, "rounds"),
         ({"local_steps": 0}, "local_steps"),
         ({"local_steps": True}, "local_steps"),
@@ -104,6 +110,52 @@ def test_the_promise_is_for_one_record_replaced_and_exact() -> None:
 def test_an_option_that_cannot_be_is_refused_by_name(options: dict, field: str) -> None:
     with pytest.raises(BadInput, match=rf"^{field} must "):
         PEDPFL(**options)
+
+
+STEPS = {"noise_on": "step", "local_steps": 3, "sampling_rate": 0.3, "lr": 0.5, "clip": 2.0, "proximal": 0.2}
+
+
+@pytest.mark.parametrize("given", [None, 1.7])
+@pytest.mark.parametrize("calibration", ["tight", "paper"])
+def test_with_noise_on_each_step_it_is_dpsgd_with_a_pull(calibration: Any, given: float | None) -> None:
+    system = PEDPFL(**STEPS, calibration=calibration, rounds=7, epsilon=(2.0, 4.0), noise_multiplier=given)
+    twin = DPSGDFedAvg(
+        local_steps=3, sampling_rate=0.3, lr=0.5, clip=2.0, calibration=calibration, rounds=7, epsilon=(2.0, 4.0),
+        noise_multiplier=given,
+    )  # fmt: skip
+    state, plain = begin(system, (10, 20)), begin(twin, (10, 20))
+    assert isinstance(state, DPSGDState)
+    assert (state.noise_multipliers, state.left, state.rounds) == (plain.noise_multipliers, plain.left, plain.rounds)
+    for _ in range(3):
+        pulled = {client: replace(order, proximal=0.2) for client, order in twin.orders(plain).items()}
+        assert system.orders(state) == pulled
+        answered = tuple(pulled)
+        state, plain = system.adapt(state, Feedback(answered=answered)), twin.adapt(plain, Feedback(answered=answered))
+        assert isinstance(state, DPSGDState)
+        assert state.left == plain.left
+    assert system.promise((10, 20)) == twin.promise((10, 20))
+
+
+def test_steps_are_noised_where_the_paper_counts_them() -> None:
+    assert PEDPFL(calibration="paper").promise((10,)).neighbours == "add-remove"
+    assert PEDPFL(noise_on="step").promise((10,)).neighbours == "add-remove"
+    assert PEDPFL().promise((10,)).neighbours == "replace"
+
+
+def test_trainings_that_differ_in_their_budgets_are_one_where_the_noise_of_steps_is_given() -> None:
+    given = PEDPFL(**STEPS, noise_multiplier=3.0, rounds=400)
+    assert given.course is not None
+    any_budget, ends = given.course[0], {}
+    for epsilon in (2.0, 4.0):
+        for calibration in ("tight", "paper"):
+            one = replace(given, epsilon=epsilon, calibration=calibration)
+            assert one.course is not None
+            shared, ends[epsilon, calibration] = one.course
+            assert shared == any_budget
+            assert begin(one, (10, 20)).rounds == ends[epsilon, calibration]
+    assert ends[2.0, "paper"] < ends[2.0, "tight"] < ends[4.0, "tight"]
+    assert PEDPFL(**STEPS).course is None
+    assert PEDPFL().course is None
 
 
 def test_an_option_that_it_does_not_take_is_refused_with_those_it_does() -> None:
