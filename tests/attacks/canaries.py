@@ -58,6 +58,7 @@ def watch(
     *,
     canaries: int = 1600,
     clients: int = 2,
+    sizes: tuple[int, ...] | None = None,
     away: float = -1.0,
     seed: int = 5,
     asked: Callable[[Request], Request] = lambda request: request,
@@ -70,7 +71,7 @@ def watch(
     targets = torch.from_numpy(np.where(rng.random(canaries) < 0.5, 1.0, away)).float()
     test = (torch.eye(2, canaries), torch.zeros(2))
     data = dpfl.from_arrays(1e6 * torch.eye(canaries), targets, test=test)
-    federation = dpfl.federate(data, clients=clients, validation_share=0.0, seed=seed)
+    federation = dpfl.federate(data, clients=clients, sizes=sizes, validation_share=0.0, seed=seed)
     seen = Seen(
         away=away,
         bits=[records.y.double().numpy() for records in federation.clients],

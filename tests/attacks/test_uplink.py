@@ -19,7 +19,10 @@ from grids import each
 SYSTEMS: dict[str, NbAFL] = {
     "tight": NbAFL(rounds=8, exposures=1, epsilon=3.0, lr=1.0),
     "tight, two uploads": NbAFL(rounds=8, exposures=2, epsilon=3.0, lr=1.0),
+    "weighed by records": NbAFL(rounds=8, epsilon=3.0, lr=1.0, weighing="records"),
+    "with a rate that falls": NbAFL(rounds=8, epsilon=3.0, lr=1.0, lr_schedule="inverse-sqrt"),
 }
+SIZES = {"weighed by records": (400, 1200)}
 
 
 def uploads_alone(seen: Seen, exposures: int, delta: float) -> float:
@@ -33,7 +36,7 @@ def uploads_alone(seen: Seen, exposures: int, delta: float) -> float:
 @each("name", list(SYSTEMS))
 def test_an_eavesdropper_learns_what_is_certified_and_more_than_the_uploads_tell(name: str) -> None:
     system = SYSTEMS[name]
-    seen = watch(system)
+    seen = watch(system, sizes=SIZES.get(name))
     assert seen.run is not None
     shown: Any = seen.run.certificate.observers["uplink"]
     scores, up = eavesdropped(seen, system.exposures)

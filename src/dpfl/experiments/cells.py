@@ -266,6 +266,8 @@ def restored(record: Mapping[str, Any], measure: str, at_round: int | None) -> l
     """Return what a measure was in each repetition; a loss that is no number is infinite. None: not measured."""
     if measure in PLANNED or measure in COMPUTED:
         return None if record["answer"] is None else [float(record["answer"])]
+    if measure == "best_accuracy":
+        return [_best(history["accuracy"]) for history in record["history"]]
     if at_round is None and measure != "local_steps":
         found = record[measure]
     else:
@@ -273,6 +275,11 @@ def restored(record: Mapping[str, Any], measure: str, at_round: int | None) -> l
     if measure == "loss":
         return [math.inf if value is None else value for value in found]
     return None if None in found else [100 * value if measure == "accuracy" else float(value) for value in found]
+
+
+def _best(accuracies: Sequence[float | None]) -> float:
+    """Return the highest of the accuracies in %: who reports it has chosen the round by the test split."""
+    return 100 * max((one for one in accuracies if one is not None), default=math.nan)
 
 
 def _read_off(history: Mapping[str, Any], measure: str, at_round: int | None) -> float | None:

@@ -28,6 +28,7 @@ Scale = Literal["smoke", "paper"]
 MEASURES = {
     "loss": "mean loss on the test split",
     "accuracy": "accuracy on the test split in %",
+    "best_accuracy": "accuracy on the test split in % after the round that is best on it",
     "rounds": "rounds that were used",
     "local_steps": "local steps in the round",
     "distinctness": "how much what the model takes for each class looks like it (correlation)",
@@ -138,6 +139,8 @@ class Experiment:
         elif measure in COMPUTED:
             ask = Ask(measure, "", constants, 0)
         every = math.gcd(*(at for at in (line.at_round for line in self.columns) if at is not None)) or None
+        if measure == "best_accuracy":
+            every = 1
         return Cell(
             config=config, repetitions=1 if ask else self.repetitions, seed=seed, fresh_data=self.fresh_data,
             evaluate_every=every, ask=ask, portraits=measure == "distinctness",

@@ -92,6 +92,50 @@ def _fits(mechanism: Mechanism, releases: int, budget: Budget) -> bool:
     return RenyiFilter(budget, mechanism).affords(mechanism, releases)
 
 
+def decaying_noise_multipliers(
+    falls: Sequence[Mapping[float, int]], budgets: Sequence[Budget], *, sampling_rate: float
+) -> list[float]:
+    """Return for each client the first Gaussian noise at which a plan fits whose noise falls along the way.
+
+    falls: how many releases come at which part of the first noise, for each client. The ledger's filter counts them in
+        the order in which they come; a sum is the same in any.
+    """
+    found = []
+    for fall, budget in zip(falls, budgets, strict=True):
+        path = tuple(sorted(fall.items(), reverse=True))
+        if sampling_rate == 1:
+            (worth,) = _worth((budget,))
+            found.append(math.sqrt(math.fsum(count / part**2 for part, count in path)) / float(worth) * (1 + _ROUNDING))
+        else:
+            found.append(_first_of_a_path(sampling_rate, path, budget))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _first_of_a_path(sampling_rate: float, path: tuple[tuple[float, int], ...], budget: Budget) -> float:
+    """Search between the noise that all releases would need and that which the last of them leaves room for."""
+    low = _filtered(sampling_rate, sum(count for _, count in path), budget)
+    high = low / min(part for part, _ in path)
+    while not _fits_falling(high, sampling_rate, path, budget):
+        low, high = high, 1.1 * high
+    if _fits_falling(low, sampling_rate, path, budget):
+        return low
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _fits_falling(middle, sampling_rate, path, budget) else (middle, high)
+    return high * (1 + 2 * _ROUNDING)
+
+
+def _fits_falling(first: float, sampling_rate: float, path: tuple[tuple[float, int], ...], budget: Budget) -> bool:
+    spent = RenyiFilter(budget, Mechanism("gaussian", first, sampling_rate))
+    for part, count in path:
+        now = Mechanism("gaussian", first * part, sampling_rate)
+        if not spent.affords(now, count):
+            return False
+        spent.pay(now, count)
+    return True
+
+
 def gaussian_noise_stds(
     sensitivities: Sequence[float],
     releases: Sequence[int],

@@ -170,10 +170,8 @@ class NbAFL(PrivateSystem[NbAFLState]):
         """
         if self.clipping == "model" or self.lr_schedule == "constant":
             return 1.0
-        bounds = (
-            (self._sensitivity(state.round, records), self._sensitivity(0, records)) for records in state.problem.sizes
-        )
-        return max(now / first for now, first in bounds)
+        every = set(state.problem.sizes)
+        return max(self._sensitivity(state.round, records) / self._sensitivity(0, records) for records in every)
 
     def _sensitivity(self, done: int, records: int) -> float:
         return record_sensitivity(self._order(done, records, None), records)
