@@ -244,8 +244,10 @@ class Order:
 
         The bound is derived and the client divides with this one number; were there two, the bound could be wrong.
         """
-        if self.fixed_divisor is not None:
-            return self.fixed_divisor
+        return self.expected_batch(records) if self.fixed_divisor is None else self.fixed_divisor
+
+    def expected_batch(self, records: int) -> float:
+        """Return how many records a batch holds on average."""
         if isinstance(self.batch, Shuffled):
             return float(self.batch.taken(records))
         return records * (self.batch.sampling_rate if isinstance(self.batch, Poisson) else 1.0)

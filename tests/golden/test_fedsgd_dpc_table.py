@@ -1,9 +1,9 @@
 """FedSGD-DPC's Table I: the best number of queries for given replies, and of replies for given queries.
 
-Source: FedSGD-DPC, Table I (N = 10, Laplace noise, ε = 1, 5 and 10) and equations 6 and 8. The paper prints neither its
-constants nor how it rounds. γ, C₁/C₂ and C₃/C₂ are fitted to the table here, three numbers to the twelve entries of a
-data set, and many others fit as well: what the table confirms is the form of the equations. Tolerance: none, once R* is
-rounded to the nearest whole number (or down, with a smaller γ) and K* up.
+Source: FedSGD-DPC, Table I (N = 10, Laplace noise, ε = 1, 5 and 10) and the closed forms of Section V-B. The paper
+prints neither its constants nor how it rounds. γ, C₁/C₂ and C₃/C₂ are fitted to the table here, three numbers to the
+twelve entries of a data set, and many others fit as well: what the table confirms is the form of the equations.
+Tolerance: none, once R* is rounded to the nearest whole number (or down, with a smaller γ) and K* up.
 """
 
 import math
@@ -54,7 +54,7 @@ def test_one_client_a_round_is_best_of_all(data: str) -> None:
         assert rounded(best.rounds) == entry
 
 
-# Twins that misread equations 6 and 8: each of them misses the table.
+# Twins that misread the closed forms: each of them misses the table.
 
 
 def without_cohort(cohort: int, *, gamma: float, c1: float, c2: float, c3: float) -> float:

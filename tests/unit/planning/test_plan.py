@@ -559,6 +559,11 @@ def test_a_void_bound_names_the_inequality_for_the_numbers_as_given() -> None:
         planned("fedsgd-dpc", lr=0.6)
     with pytest.raises(Void, match=r"^lr_schedule must fall so slowly .* within a round of 10 steps, was 'inverse:2"):
         planned("dp-fedavg", lr=0.1, lr_schedule="inverse:2.0", local_steps=10, fixed=("local_steps",))
+    with pytest.raises(Void, match=r"^clip must be a number for the bound of udp, .* was 'median'"):
+        planned("udp", clip="median")
+    for options in ({"clipping": "model"}, {"local_steps": 2}, {"local_epochs": 2}):
+        with pytest.raises(Void, match=r"^clipping must be 'record' and local_steps 1 for the bound of udp"):
+            planned("udp", **options)
     for system in ("ali-dpfl", "dp-fedavg", "fedsgd-dpc"):
         with pytest.raises(Void, match=r"^strong_convexity \(μ\) must be above 0"):
             planned(system, **BOUNDED[system], constants=replace(CONSTANTS, strong_convexity=0.0))

@@ -16,6 +16,7 @@ from dpfl.privacy.accounting import Mechanism, tight, tight_each
 from dpfl.privacy.budget import Budget, budgets
 from dpfl.privacy.calibration import (
     adaptive_noise_multipliers,
+    beside_a_count,
     decaying_noise_multipliers,
     gaussian_noise_stds,
     noise_multipliers,
@@ -287,6 +288,16 @@ def test_where_everything_is_heard_nobody_helps() -> None:
 def test_overheard_noise_needs_a_delta() -> None:
     with pytest.raises(BadInput, match="delta must be above 0"):
         overheard_noise_stds(sensitivities=[1.0], exposures=1, cohorts={(0,): 1}, budgets=[Budget(1.0, 0.0)])
+
+
+@each("records", [1, 24, 800, 6000, 10**9])
+@each("multiplier", [1e-3, 0.5, 7.0, 300.0])
+def test_a_count_costs_what_its_upload_saves_and_a_tenth_at_most(multiplier: float, records: int) -> None:
+    upload, count = beside_a_count(multiplier, records)
+    assert upload**-2 + count**-2 == pytest.approx(multiplier**-2, rel=1e-12)
+    assert upload <= multiplier * math.sqrt(10 / 9) * (1 + 1e-12)
+    if count > math.sqrt(10) * multiplier:  # where that is cheap, a share is known to 5 %
+        assert count / records == pytest.approx(0.05)
 
 
 # The papers' formulas, and what a budget is
