@@ -123,8 +123,8 @@ def test_each_reading_has_a_verdict(twice: Experiment, tmp_path: Path) -> None:
     assert verdicts.failed_under == ["paper"]
     assert {look: one.pairs for look, one in verdicts.by.items()} == {"paper": 2, "ours": 3, "true": 3}
     text = markdown(found)
-    heading = "| claim | under the paper's reading (2 repetitions) | under our reading (3 repetitions) | at true ε (3 repetitions) |"
-    assert heading in text
+    readings = "| claim | under the paper's reading (2 repetitions) | under our reading (3 repetitions) |"
+    assert f"{readings} at true ε (3 repetitions) |" in text
     assert (
         "“noise costs” failed under the paper's reading. What would decide it: the rate, which is not printed." in text
     )
