@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from dpfl.errors import BadInput, choose
+from dpfl.errors import BadInput, choose, suggestion
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -58,8 +58,14 @@ def fit(name: str, value: Any, hint: Any) -> Any:
     Traceback (most recent call last):
     ...
     dpfl.errors.BadInput: rounds must be a whole number, was 1.5; correct it
+    >>> fit("clip", "medain", float | Literal["median"])
+    Traceback (most recent call last):
+    ...
+    dpfl.errors.BadInput: clip must be a number or 'median', was 'medain'; did you mean 'median'?
     """
-    for kind in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    for kind in kinds:
         number = isinstance(value, Real) and not isinstance(value, bool)
         if kind is int and number and isinstance(value, Integral):
             return int(value)
@@ -69,9 +75,14 @@ def fit(name: str, value: Any, hint: Any) -> Any:
             return value
         if get_origin(kind) is tuple and isinstance(value, (list, tuple)):
             return tuple(fit(name, entry, get_args(kind)[0]) for entry in value)
-        if get_origin(kind) is Literal and isinstance(value, str):
-            return choose(name, value, {option: option for option in get_args(kind)})
-    raise BadInput(f"{name} must be {_words(hint)}, was {value!r}; correct it")
+        if (
+            get_origin(kind) is Literal
+            and isinstance(value, str)
+            and (value in words or set(kinds) <= {kind, NoneType})
+        ):
+            return choose(name, value, {option: option for option in words})
+    way_out = suggestion(value, words) if isinstance(value, str) else ""
+    raise BadInput(f"{name} must be {_words(hint)}, was {value!r}{way_out or '; correct it'}")
 
 
 def _words(hint: Any) -> str:
@@ -79,6 +90,8 @@ def _words(hint: Any) -> str:
         return " or ".join(_words(kind) for kind in get_args(hint) if kind is not NoneType)
     if get_origin(hint) is tuple:
         return f"a list of which each is {_words(get_args(hint)[0])}"
+    if get_origin(hint) is Literal and len(get_args(hint)) == 1:
+        return repr(*get_args(hint))
     if get_origin(hint) is Literal:
         return f"one of {', '.join(get_args(hint))}"
     return {int: "a whole number", float: "a number", str: "a word"}[hint]

@@ -33,17 +33,20 @@ Sampler = Literal["exact", "fast"]  # how noise is drawn: on that grid, or in fl
 
 # What a server may ask beside an order. The answer leaves a client without noise and is paid for by nobody: only a
 # paper's own calibration may ask, and the certificate names it with these words.
-Question = Literal["loss", "curvature", "length"]
+Question = Literal["loss", "curvature", "curvature from the sum", "length"]
 UNPAID: dict[Question, str] = {
     "loss": "the loss of every model on each client's records",
     "curvature": "how much each client's exact gradient changes from the broadcast model to its own",
+    "curvature from the sum": "how much each client's exact gradient changes from the new broadcast model to its own",
     "length": "how long what each client clips was before (the median, where it clips records' gradients)",
 }
+
+CURVATURES: frozenset[Question] = frozenset({"curvature", "curvature from the sum"})
 
 # What a system wants to know of a round before it orders the next: each client's upload by itself, and not their sum
 # alone; the counts that orders asked for beside the uploads; how the round moved the model; the loss on public data
 # after every round; or answers to a question.
-Need = Literal["uploads", "counts", "model", "public loss", "loss", "curvature", "length"]
+Need = Literal["uploads", "counts", "model", "public loss", "loss", "curvature", "curvature from the sum", "length"]
 NEEDS: frozenset[Need] = frozenset(get_args(Need))
 
 
@@ -160,6 +163,7 @@ class Order:
     noise: Gaussian | Laplace | None = None
     noise_on: Literal["step", "upload"] = "upload"
     proximal: float = 0.0  # strength of the pull towards the broadcast model
+    fixed_divisor: float | None = None  # what sums of record gradients are divided by; None: the expected batch size
     count_noise: Gaussian | None = None  # on how many records were not clipped; None: they are not counted
 
     def __post_init__(self) -> None:
@@ -178,6 +182,13 @@ class Order:
                 f"batch must be Full or Poisson with a RecordClip, was {self.batch}: how often a record of a shuffled"
                 " batch counts is not priced; order Poisson batches, or clip the client's gradient or its parameters"
             )
+        if self.fixed_divisor is not None:
+            require_positive("divisor", self.fixed_divisor, "leave it out for the expected batch size")
+            if not isinstance(self.clip, RecordClip):
+                raise BadInput(
+                    f"divisor must be left out without a RecordClip, was {self.fixed_divisor:g}: it divides sums of"
+                    " clipped record gradients, and here a mean is taken; order a RecordClip"
+                )
         if self.noise_on not in ("step", "upload"):
             raise BadInput(f"noise_on must be 'step' or 'upload', was {self.noise_on!r}; choose one of the two")
         if self.count_noise is not None:
@@ -229,10 +240,14 @@ class Order:
         return one * math.fsum((rate / divisor) ** 2 for rate in self.learning_rates)
 
     def divisor(self, records: int) -> float:
-        """Return what a sum of record gradients is divided by: the expected batch size, which is public.
+        """Return what a sum of record gradients is divided by: the expected batch size, or a number given; both public.
 
         The bound is derived and the client divides with this one number; were there two, the bound could be wrong.
         """
+        return self.expected_batch(records) if self.fixed_divisor is None else self.fixed_divisor
+
+    def expected_batch(self, records: int) -> float:
+        """Return how many records a batch holds on average."""
         if isinstance(self.batch, Shuffled):
             return float(self.batch.taken(records))
         return records * (self.batch.sampling_rate if isinstance(self.batch, Poisson) else 1.0)
@@ -245,6 +260,8 @@ class Order:
         True
         """
         plain = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        if self.fixed_divisor is None:  # as orders were written before there was one: noise is named by this text
+            del plain["fixed_divisor"]
         if self.count_noise is None:  # then every release can read it
             del plain["count_noise"]
         return json.dumps({"version": _VERSION} | plain)

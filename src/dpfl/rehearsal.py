@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpfl.clients.uploads import Engine, Request, Separate, Summed, Uploads
 from dpfl.errors import BadInput
 from dpfl.models import Model
-from dpfl.orders import NEEDS, Need, Question
+from dpfl.orders import CURVATURES, NEEDS, Need, Question
 from dpfl.privacy.allowed import Allowed, Course, Filters, Rounds
 from dpfl.privacy.budget import Observer
 from dpfl.privacy.certificate import Certificate, certify, views_of
@@ -230,7 +230,7 @@ class PricedClients:
         self._asked += 1
         answers: dict[Question, dict[int, float]] = {
             "loss": dict.fromkeys(range(self.clients), -1e3 * self._asked),
-            "curvature": dict.fromkeys(uploads.clients, 1e-9),
+            **{curvature: dict.fromkeys(uploads.clients, 1e-9) for curvature in CURVATURES},
             "length": dict.fromkeys(uploads.clients, 1.0),
         }
         return {question: answers[question] for question in questions}

@@ -15,7 +15,7 @@ from dpfl.clients.uploads import Clients, Separate
 from dpfl.errors import BadInput
 from dpfl.federation import Schedule
 from dpfl.models import Model
-from dpfl.orders import Need
+from dpfl.orders import CURVATURES, UNPAID, Need
 from dpfl.privacy.budget import unpaid
 from dpfl.privacy.ledger import Ledger
 from dpfl.server.evaluation import Public
@@ -31,6 +31,7 @@ _NEEDS: dict[Need, str] = {
     "public loss": "the loss on public data",
     "loss": "the loss on clients' data",
     "curvature": "the curvature on clients' data",
+    "curvature from the sum": "the curvature on clients' data after the round",
     "length": "how long is what clients clip",
 }
 
@@ -75,7 +76,7 @@ class Session(Generic[S]):
     @property
     def separate(self) -> bool:
         """Tell whether somebody looks at uploads one by one: the system, a question or a log."""
-        return bool({"uploads", "curvature"} & self.needs) or self.on_uploads is not None
+        return bool({"uploads", *CURVATURES} & self.needs) or self.on_uploads is not None
 
     @property
     def run(self) -> str:
@@ -102,7 +103,7 @@ def follows_training(system: System[Any]) -> bool:
 
 def follows_uploads(system: System[Any]) -> bool:
     """Tell whether what is sent out may depend on uploads in other ways than through their noised sum."""
-    return bool({"uploads", "counts", "loss", "curvature", "length"} & system.needs)
+    return bool({"uploads", "counts", *UNPAID} & system.needs)
 
 
 def problem_of(system: System[S], sizes: Sequence[int], dim: int, streams: Streams) -> Problem:

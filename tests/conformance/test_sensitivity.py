@@ -10,6 +10,7 @@ at last, which happens after noise has joined it).
 import itertools
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -125,7 +126,7 @@ def released(order: Order, data: Records, broadcast: Tensor, coins: Callable[[],
     if order.noise_on == "upload":
         return update
     rate = order.batch.sampling_rate if isinstance(order.batch, Poisson) else 1.0
-    divisor = rate * RECORDS if isinstance(order.clip, RecordClip) else 1.0
+    divisor = (order.fixed_divisor or rate * RECORDS) if isinstance(order.clip, RecordClip) else 1.0
     return -update / order.learning_rates[0] * divisor  # undo the step to see the sum that noise would join
 
 
@@ -150,6 +151,13 @@ def orders() -> Iterator[Order]:
     for bound, batch in itertools.product(clips, (Full(), Poisson(0.4))):
         # One step tells all: given what earlier steps released, both runs stand at the same model in each.
         yield Order(steps=1, learning_rate=0.5, batch=batch, clip=bound, noise_on="step")
+    for norm, batch, (steps, noise_on) in itertools.product(
+        (1, 2), (Full(), Poisson(0.4)), ((1, "step"), (1, "upload"), (3, "upload"))
+    ):
+        yield Order(
+            steps=steps, learning_rate=0.5, batch=batch, clip=RecordClip(CLIP, norm), noise_on=noise_on,
+            fixed_divisor=5.0,
+        )  # fmt: skip
     for norm, (steps, rate) in itertools.product((1, 2), schedules):
         yield Order(steps=steps, learning_rate=rate, clip=ModelClip(CLIP, norm), proximal=0.8)
 
@@ -163,7 +171,8 @@ def label(case: object) -> str:
         return str(case)
     rates = "decaying" if isinstance(case.learning_rate, tuple) else "constant"
     parts = (type(case.clip).__name__, f"L{case.clip.norm}", type(case.batch).__name__, f"{case.steps}-{rates}")
-    return "-".join((*parts, case.noise_on, f"pull{case.proximal}"))
+    divided = "" if case.fixed_divisor is None else f"-by{case.fixed_divisor:g}"
+    return "-".join((*parts, case.noise_on, f"pull{case.proximal}{divided}"))
 
 
 def within(bound: float, *, far: bool = False) -> float:
@@ -238,20 +247,22 @@ def test_a_broken_record_cannot_break_the_bound(kind: type, poison: float, perfo
 # Deliberately wrong clients, each a mistake that shipped somewhere: the brute force must catch every one.
 
 
-def clips_the_batch(bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool) -> Tensor:
+def clips_the_batch(
+    bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool, lengths: None
+) -> Tensor:
     """Clip the batch's mean gradient instead of each record's."""
     return len(batch) * clip(model.gradient(parameters, batch.x, batch.y), bound.clip_norm, bound.norm)
 
 
 def clips_each_coordinate(
-    bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool
+    bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool, lengths: None
 ) -> Tensor:
     (gradients,) = model.record_gradients(parameters, batch.x, batch.y, vectorised=vectorised)
     return gradients.clamp(-bound.clip_norm, bound.clip_norm).sum(0)
 
 
 def divides_by_the_realised_size(
-    bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool
+    bound: RecordClip, model: Model, parameters: Tensor, batch: Records, vectorised: bool, lengths: None
 ) -> Tensor:
     total = right_sum(bound, model, parameters, batch, vectorised)
     return total / len(batch) * RECORDS * 0.4
@@ -330,3 +341,12 @@ def test_wrong_twins_are_caught(
     monkeypatch.setattr(reference, "_sum_of_clipped", wrong)
     monkeypatch.setattr(Layered, "sums", wrong_layers)
     assert distance(order, pair, origin, TakesAll, performs) > 1.2 * derived(order, "record", neighbours)
+
+
+@each_client
+def test_a_client_that_divides_by_another_number_than_the_order_says_is_caught(performs: Performs) -> None:
+    order = Order(steps=1, learning_rate=0.5, clip=RecordClip(CLIP), fixed_divisor=2.0 * RECORDS)
+    pair, origin = worst_case(order, "record", "replace")
+    bound = derived(order, "record", "replace")
+    assert distance(order, pair, origin, TakesAll, performs) <= within(bound)
+    assert distance(replace(order, fixed_divisor=None), pair, origin, TakesAll, performs) > 1.9 * bound

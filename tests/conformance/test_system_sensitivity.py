@@ -31,7 +31,7 @@ from dpfl.federation import Records, Schedule
 from dpfl.gradients.capabilities import Capabilities, capabilities_of
 from dpfl.gradients.layered import Layered
 from dpfl.models import Model
-from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip, sensitivity
+from dpfl.orders import ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip, Shuffled, sensitivity
 from dpfl.privacy.budget import Promise
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams
@@ -51,21 +51,27 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"mechanism": "laplace", "calibration": "paper"}, {"strong_convexity": 0.5, "smoothness": 1.0},
         {"local_epochs": 2, "batch_size": 3}, {"local_epochs": 3, "lr_schedule": "inverse:2.0"},
     ],
-    "udp": [{"clip": 0.3, "lr": 0.7}, {"discount": 0.5, "least_gain": 10.0}],
+    "udp": [
+        {"clip": 0.3, "lr": 0.7}, {"discount": 0.5, "least_gain": 10.0}, {"local_steps": 3}, {"clip": "median"},
+        {"lr_schedule": "inverse-sqrt"}, {"clipping": "model", "local_epochs": 1, "batch_size": 1},
+        {"clipping": "model", "clip": "median", "calibration": "paper"}, {"clip": "median", "calibration": "paper"},
+    ],
     "nbafl": [
         {"clipping": "model"}, {"local_steps": 3}, {"clipping": "model", "local_steps": 1, "proximal": 0.0},
         {"local_steps": 2, "proximal": 0.9, "lr": 1.5}, {"calibration": "paper", "clip": 0.4},
         {"clipping": "model", "local_epochs": 2, "batch_size": 3}, {"lr_schedule": "inverse:2.0"},
     ],
-    "ali-dpfl": [{"sampling_rate": 0.2, "clip": 2.5}],
+    "ali-dpfl": [{"sampling_rate": 0.2, "clip": 2.5}, {"divisor": 3.0}],
     "fedsgd-dpc": [
         {"mechanism": "laplace"}, {"sampling_rate": 0.3}, {"norm": 1}, {"lr_schedule": "inverse:2.0"},
         {"sampling_rate": 0.3, "calibration": "paper", "paper_constant": "accountant"},
     ],
-    "dpsgd-fedavg": [{"local_steps": 3, "noise_multiplier": 3.0}],
+    "dpsgd-fedavg": [{"local_steps": 3, "noise_multiplier": 3.0}, {"divisor": 3.0, "proximal": 0.7, "local_steps": 2}],
     "pe-dpfl": [{"local_steps": 3}, {"proximal": 0.0, "clip": 0.2}],
-    "adap-dpfl": [{"local_steps": 2, "clip_factor": 3.0}],
-    "lei": [{"clip": 4.0}],
+    "adap-dpfl": [
+        {"local_steps": 2, "clip_factor": 3.0}, {"threshold_from": "cohort"}, {"lr_of": "threshold", "clip": 0.3},
+    ],
+    "lei": [{"clip": 4.0}, {"clip": "median", "local_steps": 2}, {"clipping": "model", "calibration": "paper"}],
 }  # fmt: skip
 
 
@@ -120,8 +126,9 @@ def orders(system: PrivateSystem[Any]) -> Iterator[tuple[int, dict[int, Order]]]
         }
         state = replace(state, model=state.model + uploads[0], round=round)
         feedback = Feedback(
-            answered=uploads, total=uploads[0], public_loss=1.0 - 0.1 * round, uploads=uploads, answers=answers
-        )
+            answered=uploads, total=uploads[0], public_loss=1.0 - 0.1 * round, uploads=uploads, answers=answers,
+            counts=0.3,
+        )  # fmt: skip
         state = system.adapt(state, feedback)
     if state.round < state.rounds:
         yield 3, system.orders(state)
@@ -227,14 +234,15 @@ each_client = pytest.mark.parametrize("performs", CLIENTS, ids=lambda performs: 
 
 def released(case: Case, data: Records, broadcast: Tensor, performs: Callable[..., Tensor], **how: Any) -> Tensor:
     """Return what the client would noise: its upload, or what the clip bounds in a step."""
-    order = replace(case.order, noise=None)
+    order = replace(case.order, noise=None, count_noise=None)
     if order.noise_on == "upload":
         return performs(order, data, broadcast, case.records, **how)
     # Given what earlier steps released, both runs stand at the same model in each: one step tells all.
     rate = order.learning_rates[0]
     update = performs(replace(order, steps=1, learning_rate=rate), data, broadcast, case.records, **how)
     sampled = order.batch.sampling_rate if isinstance(order.batch, Poisson) else 1.0
-    return -update / rate * (sampled * case.records if isinstance(order.clip, RecordClip) else 1.0)
+    divisor = order.fixed_divisor or sampled * case.records
+    return -update / rate * (divisor if isinstance(order.clip, RecordClip) else 1.0)
 
 
 def moved(case: Case, pair: tuple[Records, Records], broadcast: Tensor, **how: Any) -> float:
@@ -271,6 +279,8 @@ def puppets_worst(case: Case) -> tuple[Records, Records]:
     heavy = padded(-1e12, -1e6)  # outweigh everybody else, where records are not clipped one by one
     if isinstance(case.order.clip, RecordClip):
         return neighbours(case, idle, right, left)
+    if isinstance(case.order.batch, Shuffled):  # of which the one that is replaced is the last: others wait for it
+        return neighbours(case, padded(0.0, -1e6), heavy, left)
     return neighbours(case, left, heavy if case.promise.unit == "record" else right, left)
 
 
@@ -421,7 +431,7 @@ def test_a_client_that_divides_by_the_realised_batch_is_caught(
 ) -> None:
     right, right_layers = reference._sum_of_clipped, Layered.sums
 
-    def realised(bound: Any, model: Model, parameters: Tensor, batch: Records, vectorised: bool) -> Tensor:
+    def realised(bound: Any, model: Model, parameters: Tensor, batch: Records, vectorised: bool, _: Any) -> Tensor:
         return right(bound, model, parameters, batch, vectorised) / len(batch) * case.order.divisor(case.records)
 
     def layers(

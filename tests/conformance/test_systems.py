@@ -30,7 +30,7 @@ from dpfl.clients.backends import MakeClients
 from dpfl.clients.stacked import StackedClients
 from dpfl.clients.uploads import Request, Separate, Summed, Uploads
 from dpfl.errors import BadInput, BudgetRefused, Caution
-from dpfl.federation import Everyone, Federation, Records, Schedule
+from dpfl.federation import Everyone, Federation, Records
 from dpfl.gradients.capabilities import capabilities_of
 from dpfl.models import Model
 from dpfl.orders import UNPAID, ClientClip, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip, sensitivity
@@ -58,14 +58,15 @@ CRD: dict[str, Any] = {"discount": 0.7, "least_gain": 10.0, "rounds": 7}  # no r
 SAMPLED: dict[str, Any] = {"sampling_rate": 0.4}
 EPOCHS: dict[str, Any] = {"local_epochs": 2, "batch_size": 10}  # 4, 6 and 8 steps of clients with 24, 33 and 47 records
 WEIGHED: dict[str, Any] = {"weighing": "records"}
+MEDIAN: dict[str, Any] = {"clip": "median"}
 FALLING: dict[str, Any] = {"lr_schedule": "inverse-sqrt"}
 FEW: dict[str, Any] = {"noise_multiplier": 1.7, "rounds": 12}  # so little noise that budgets end before the rounds do
 BASE = {"ali-dpfl": {"noise_multiplier": 2.5}}  # how many steps a budget affords is found sooner where they are few
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "fedavg": [{"cohort": 2}, {"cohort": 2, "scheduling": "poisson"}, SAMPLED],
+    "fedavg": [{"cohort": 2}, {"cohort": 2, "scheduling": "poisson"}, SAMPLED, EPOCHS],
     "fedsgd": [{"cohort": 1, "scheduling": "round-robin"}],
-    "fedprox": [{"proximal": 0.0}],
+    "fedprox": [{"proximal": 0.0}, EPOCHS],
     "dp-fedavg": [
         {"cohort": 2}, {"cohort": 2, "scheduling": "random"}, {"norm": 1}, {"lr_schedule": "inverse:3.0"},
         LAPLACE, LAPLACE | {"delta": 1e-3}, LAPLACE | {"cohort": 2, "calibration": "paper"},
@@ -77,7 +78,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "udp": [
         {"cohort": 2}, {"cohort": 2, "scheduling": "round-robin"}, {"cohort": 2, "scheduling": "poisson"}, CRD,
         CRD | {"cohort": 2}, {"cohort": 2, "calibration": "paper"}, CRD | {"calibration": "paper"},
-        CRD | {"cohort": 2, "calibration": "paper"},
+        CRD | {"cohort": 2, "calibration": "paper"}, {"local_steps": 3}, {"clipping": "model"} | EPOCHS, MEDIAN,
+        MEDIAN | {"cohort": 2}, MEDIAN | FALLING | {"local_steps": 2}, CRD | MEDIAN | FALLING, FALLING,
+        MEDIAN | {"calibration": "paper"}, MEDIAN | {"calibration": "paper", "clipping": "model"} | EPOCHS,
+        CRD | MEDIAN | {"calibration": "paper"}, CRD | FALLING | {"calibration": "paper"},
     ],
     "nbafl": [
         {"cohort": 2}, {"exposures": 2}, {"clipping": "model"}, {"local_steps": 3}, {"rounds": 9},
@@ -86,17 +90,25 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         EPOCHS | {"clipping": "model"}, EPOCHS | {"calibration": "paper"}, {"lr_schedule": "inverse-sqrt"},
         {"lr_schedule": "step:2:0.5", "local_steps": 3}, WEIGHED | {"lr_schedule": "inverse:2.0"},
     ],
-    "ali-dpfl": [FEW],
+    "ali-dpfl": [FEW, {"curvature_from": "aggregate", "calibration": "paper"}, {"divisor": 16.0}],
     "fedsgd-dpc": [
         {"cohort": 2}, SAMPLED, LAPLACE, LAPLACE | {"cohort": 2}, {"norm": 1, "lr_schedule": "inverse:3.0"},
         LAPLACE | {"calibration": "paper"}, SAMPLED | {"cohort": 2, "calibration": "paper"},
         SAMPLED | {"calibration": "paper", "paper_constant": "accountant"},
         {"calibration": "paper", "paper_constant": 3.0},
     ],
-    "dpsgd-fedavg": [{"cohort": 2, "local_steps": 2}, FEW, FEW | {"calibration": "paper"}],
+    "dpsgd-fedavg": [
+        {"cohort": 2, "local_steps": 2}, FEW, FEW | {"calibration": "paper"},
+        {"divisor": 16.0, "proximal": 0.5, "local_steps": 2},
+    ],
     "pe-dpfl": [{"cohort": 2}, {"local_steps": 2}],
-    "adap-dpfl": [{"rounds": 9, "patience": 1}],
-    "lei": [{"rounds": 8}],
+    "adap-dpfl": [
+        {"rounds": 9, "patience": 1}, {"threshold_from": "cohort", "rounds": 9, "patience": 1}, {"lr_of": "threshold"},
+    ],
+    "lei": [
+        {"rounds": 8}, {"rounds": 8, "cohort": 2}, MEDIAN, {"rounds": 9} | FALLING, {"clipping": "model"},
+        MEDIAN | {"calibration": "paper", "clipping": "model", "cohort": 2, "rounds": 9} | EPOCHS,
+    ],
 }  # fmt: skip
 
 
@@ -138,6 +150,7 @@ CASES = list(all_cases())
 PRIVATE = [case for case in CASES if isinstance(case.system, PrivateSystem)]
 TIGHT = [case for case in PRIVATE if case.promise.calibration == "tight"]
 PAPER = [case for case in PRIVATE if case.promise.calibration == "paper"]
+COUNTED = [case for case in TIGHT if dict(case.options).get("clip") == "median" and not case.system.until_spent]
 PLAIN = [case for case in CASES if dict(case.options).keys() <= {"calibration"}]  # each system as it comes
 over = each
 
@@ -237,11 +250,15 @@ def lets_out(order: Order, records: int, promise: Promise) -> Release:
         order, records=records, unit=promise.unit, neighbours=promise.neighbours, norm=2 if gaussian else 1
     )
     size = noise.std if isinstance(noise, Gaussian) else noise.scale
+    multiplier = size / bound
+    if order.count_noise is not None:  # one Gaussian of both
+        moved = (1.0 if promise.neighbours == "replace" else 0.5) * (records if promise.unit == "client" else 1)
+        multiplier = (multiplier**-2 + (moved / order.count_noise.std) ** 2) ** -0.5
     sampled = isinstance(batch, Poisson) and (promise.unit, promise.neighbours) == ("record", "add-remove")
     amplified = sampled and (order.noise_on == "step" or order.steps == 1)
     rate = batch.sampling_rate if amplified and isinstance(batch, Poisson) else 1.0
     count = order.steps if order.noise_on == "step" else 1
-    return Release(Mechanism("gaussian" if gaussian else "laplace", size / bound, rate), count)
+    return Release(Mechanism("gaussian" if gaussian else "laplace", multiplier, rate), count)
 
 
 def assert_alike(booked: Release | None, expected: Release) -> None:
@@ -454,7 +471,15 @@ def test_dp_fedavgs_papers_laplace_noise_is_worth_twice_its_claim() -> None:
     assert server.claimed_epsilon == pytest.approx(server.epsilon / 2)
 
 
-LEFT_OUT = {"udp": ("discount", "loss"), "ali-dpfl": ("calibration", "curvature")}
+def left_out(case: Case) -> set[str]:
+    """Return what a system asks of clients without noise, by its options; in paper calibration only."""
+    options = dict(case.options)
+    if case.promise.calibration != "paper":
+        return set()
+    if case.name == "ali-dpfl":
+        return {"curvature from the sum" if options.get("curvature_from") == "aggregate" else "curvature"}
+    by_option = {"udp": {"discount": "loss", "clip": "length"}, "lei": {"clip": "length"}}.get(case.name, {})
+    return {question for option, question in by_option.items() if option in options}
 
 
 @over("case", CASES, ids=str)
@@ -464,9 +489,7 @@ def test_what_is_asked_without_noise_is_named_and_nothing_else(case: Case) -> No
         assert seen.asked == set()
         return
     assert set(run.certificate.uncounted) == {UNPAID[question] for question in seen.asked}  # type: ignore[index]
-    option, question = LEFT_OUT.get(case.name, ("", ""))
-    expected = {question} if case.promise.calibration == "paper" and option in dict(case.options) else set()
-    assert seen.asked == expected
+    assert seen.asked == left_out(case)
 
 
 # Deliberately wrong systems: what stands above must be able to fail, and the ledger must not believe a system.
@@ -491,6 +514,11 @@ def half_the_noise(order: Order) -> Order:
     return replace(order, noise=Gaussian(noise.std / 2) if isinstance(noise, Gaussian) else Laplace(noise.scale / 2))
 
 
+def half_the_count_noise(order: Order) -> Order:
+    assert order.count_noise is not None
+    return replace(order, count_noise=Gaussian(order.count_noise.std / 2))
+
+
 def twice_the_clip(order: Order) -> Order:
     clip = order.clip
     assert clip is not None
@@ -499,7 +527,9 @@ def twice_the_clip(order: Order) -> Order:
 
 @over(
     ("case", "change"),
-    [(case, half_the_noise) for case in TIGHT] + [(case, twice_the_clip) for case in TIGHT if case in PLAIN],
+    [(case, half_the_noise) for case in TIGHT]
+    + [(case, twice_the_clip) for case in TIGHT if case in PLAIN]
+    + [(case, half_the_count_noise) for case in COUNTED],
     ids=lambda part: getattr(part, "__name__", str(part)),
 )
 def test_orders_with_too_little_noise_are_refused(case: Case, change: Callable[[Order], Order]) -> None:
@@ -508,13 +538,15 @@ def test_orders_with_too_little_noise_are_refused(case: Case, change: Callable[[
         with pytest.raises((BudgetRefused, BadInput)):
             train(wrong)
         return
-    # A system that goes on until the ledger says no is stopped earlier; ALI's few steps here leave room for more.
+    # A system that goes on until the ledger says no is stopped earlier, or goes on with fewer; ALI's few steps here
+    # leave room for more.
     right, _ = trained(case)
     try:
         run, _ = train(wrong)
     except BudgetRefused:
         return
-    assert run.rounds < right.rounds or not wrong.until_spent
+    refused = any(metrics["refused"] for metrics in run.history)
+    assert run.rounds < right.rounds or refused or not wrong.until_spent
     for line in run.certificate.spending:
         assert line.server_epsilon <= line.claimed_epsilon * PROMISED
 
@@ -766,17 +798,21 @@ def test_clients_in_turn_go_on_when_it_was_the_turn_of_one_that_cannot_pay(syste
     assert [line.replies for line in run.certificate.spending] == [2, 1, 2]
 
 
-def test_until_spent_means_until_nobody_can_pay() -> None:
-    # Client 1 has one turn, the third, with less noise than that one turn needs: it is refused. The other two had one
-    # of their turns by then, and can pay for more.
-    system = SYSTEMS["lei"](rounds=8, cohort=1, epsilon=EPSILON, delta=DELTA)  # type: ignore[call-arg]
-    schedule = Schedule(system.cohorts(3), Streams(73).public)
-    turns = [schedule.cohort(round)[0] for round in range(1, 9)]
-    assert turns.index(1) == 2
-    assert turns.count(1) == 1
-    assert set(turns[:2]) == {0, 2}
-    run, _ = train(system, seed=73)
-    assert [line.replies > 1 for line in run.certificate.spending] == [True, False, True]
+@over("options", [{}, EPOCHS | {"clipping": "model"}, FALLING, {"calibration": "paper"}], ids=str)
+@over("cohort", [1, 2, None])
+def test_leis_training_ends_with_the_last_whole_cohort(cohort: int | None, options: dict[str, Any]) -> None:
+    system = SYSTEMS["lei"](rounds=12, cohort=cohort, epsilon=EPSILON, delta=DELTA, **options)  # type: ignore[call-arg]
+    longer = twin(system, _last_round=lambda self, problem, planned: self.rounds)  # as if nobody looked ahead
+    (run, seen), (other, others) = train(system), train(longer)
+    assert 1 < run.rounds < 12
+    assert [metrics["refused"] for metrics in run.history] == [[]] * run.rounds
+    assert seen.performed == others.performed[: run.rounds]
+    if "calibration" in options:  # a formula that no ledger limits
+        assert other.rounds == 12
+    elif cohort is None:  # all run out at once
+        assert other.rounds == run.rounds
+    else:
+        assert other.history[run.rounds]["refused"]
 
 
 # 5. Reproducible.

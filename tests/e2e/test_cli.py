@@ -18,7 +18,7 @@ from dpfl.federation import LOADERS
 from dpfl.options import option_names
 from dpfl.orders import sensitivity
 from dpfl.settings import Settings
-from dpfl.systems import SYSTEMS, udp
+from dpfl.systems import SYSTEMS, clipped_training
 from e2e.command_line import Done, dpfl, started
 from grids import each
 
@@ -292,7 +292,7 @@ def test_a_refused_budget_is_exit_code_three(
     refused: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planned noise never overdraws, so the plan is made wrong: noise for half of the sensitivity that is priced."""
-    monkeypatch.setattr(udp, "sensitivity", lambda *args, **kwargs: sensitivity(*args, **kwargs) / 2)
+    monkeypatch.setattr(clipped_training, "sensitivity", lambda *args, **kwargs: sensitivity(*args, **kwargs) / 2)
     code, sentence = refused("run", "udp", "--rounds", "8", "--clients", "3", "--out", "r", "--json")
     assert code == 3
     assert "budget" in sentence

@@ -305,6 +305,8 @@ def test_what_is_planned_on_is_public_in_the_run(tmp_path: Path, monkeypatch: py
 REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("udp", *KNOWN, "--lr", "1.5"), "lr must be below 2/L = 1 for the bound of udp to hold, was 1.5"),
     (("nbafl", *KNOWN), "must be at least 0 and below 1 for NbAFL's bound to say anything"),
+    (("fedsgd-dpc", *KNOWN, "--estimator", "own"), "estimator must be one of general, paper, was 'own'"),
+    (("udp", *KNOWN, "--estimator", "paper"), "estimator must be 'general' for udp, was 'paper'"),
     (("udp", *KNOWN, "--form", "short"), "form must be one of general, paper, was 'short'"),
     (("udp", *KNOWN, "--method", "guess"), "method must be one of bound, pilot, was 'guess'"),
     (("--recommend", "--trusted", "me"), "trusted must be one of nobody, server, was 'me'"),

@@ -74,7 +74,7 @@ def test_json_is_one_document(mine: Path, tmp_path: Path) -> None:
 def test_the_list_shows_what_each_would_cost(tmp_path: Path) -> None:
     done = dpfl("reproduce", "--list", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "ali-dpfl-table-2" in done.stdout
+    assert "ali-dpfl-table-2-short" in done.stdout
     assert "Table II: small R_s" in done.stdout
     listed = json.loads(dpfl("reproduce", "nbafl", "--list", "--scale", "paper", "--json", cwd=tmp_path).stdout)
     assert len(listed["experiments"]) == 10

@@ -100,8 +100,7 @@ def trained(system: UDP, sizes: tuple[int, ...], steps: Sequence[float], seed: i
 
 
 def sensitivities(system: UDP, sizes: Sequence[int]) -> list[float]:
-    assert isinstance(system.clip, float)
-    return [2 * system.lr * system.clip / n for n in sizes]
+    return [2 * system.lr * system.clip_now(None) / n for n in sizes]
 
 
 @unhurried

@@ -43,14 +43,17 @@ def promise(**changed: object) -> Promise:
 def orders(draw: st.DrawFn) -> Order:
     laplace = draw(st.booleans())
     size = draw(st.floats(0.3, 30.0))
-    kind = draw(st.sampled_from([RecordClip, ClientClip, ModelClip]))
+    kind, steps = draw(st.sampled_from([RecordClip, ClientClip, ModelClip])), draw(st.integers(1, 4))
+    noise_on = "upload" if kind is ModelClip else draw(st.sampled_from(["step", "upload"]))
+    countable = kind is RecordClip and not laplace and (noise_on == "upload" or steps == 1)
     return Order(
-        steps=draw(st.integers(1, 4)),
+        steps=steps,
         learning_rate=draw(st.floats(0.05, 2.0)),
         batch=draw(st.sampled_from([Full(), Poisson(0.02), Poisson(0.3), Poisson(0.95)])),
         clip=kind(draw(st.floats(0.1, 3.0)), norm=1 if laplace else 2),
         noise=Laplace(size) if laplace else Gaussian(size),
-        noise_on="upload" if kind is ModelClip else draw(st.sampled_from(["step", "upload"])),
+        noise_on=noise_on,
+        count_noise=Gaussian(draw(st.floats(0.3, 30.0))) if countable and draw(st.booleans()) else None,
     )
 
 
@@ -104,8 +107,22 @@ def test_a_sampled_record_costs_no_more_replaced_than_on_all_records_and_the_sam
             Mechanism("gaussian", 1.0, replaced=True, **wrong)
 
 
+def test_a_count_is_priced_with_its_upload_in_every_currency() -> None:
+    # Of 30 records at a rate of ½ the sum of 15 moves by 1 under σ = 6, and the count by ½ under σ = 4: 1/36 + 1/64.
+    order = Order(
+        steps=1, learning_rate=0.5, batch=Poisson(0.5), clip=RecordClip(1.0), noise=Gaussian(6.0), noise_on="step",
+        count_noise=Gaussian(4.0),
+    )  # fmt: skip
+    added, replaced, client = (release_in(order, 30, which).mechanism for which in ("add-remove", "replace", "client"))
+    assert added.multiplier == replaced.multiplier == pytest.approx(4.8)
+    assert (added.sampling_rate, added.replaced, replaced.replaced) == (0.5, False, True)
+    assert (client.multiplier, client.sampling_rate) == (pytest.approx(4.8 / 60), 1.0)
+
+
 SYSTEMS: list[PrivateSystem] = [
     UDP(rounds=7), UDP(rounds=7, cohort=2), UDP(rounds=7, discount=0.9), UDP(rounds=7, calibration="paper"),
+    UDP(rounds=7, clip="median"), UDP(rounds=7, clip="median", discount=0.9, lr_schedule="inverse-sqrt"),
+    UDP(rounds=7, clipping="model", calibration="paper"), Lei(rounds=6, calibration="paper", cohort=2),
     PEDPFL(rounds=5), Lei(rounds=6, noise_fall=0.0), NbAFL(rounds=6, exposures=2), DPFedAvg(rounds=3),
     DPFedAvg(rounds=3, mechanism="laplace"), FedSGDDPC(rounds=5), FedSGDDPC(rounds=5, sampling_rate=0.3),
     DPSGDFedAvg(rounds=4), DPSGDFedAvg(rounds=4, local_steps=2, sampling_rate=0.1, calibration="paper"),

@@ -1,5 +1,6 @@
 """A state on disk is the state, for every system and server, and a training goes on from it as if nothing happened."""
 
+import json
 import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 import dpfl
@@ -30,6 +32,8 @@ ODD: dict[str, System[Any]] = {
     "momentum": dpfl.DPSGDFedAvg(rounds=6, server_momentum=0.9, averaged=0.5),
     "adam": dpfl.FedAvg(rounds=6, server_optimiser="adam", server_momentum=0.9),
     "yogi": dpfl.NbAFL(rounds=6, server_optimiser="yogi"),
+    "counts": dpfl.UDP(rounds=6, clip="median", discount=0.9),
+    "lengths": dpfl.UDP(rounds=6, clip="median", clipping="model", calibration="paper"),
 }
 EVERY = {name: kind(**{"rounds": 6}) for name, kind in SYSTEMS.items()} | ODD
 
@@ -78,6 +82,18 @@ def test_a_training_goes_on_from_the_file_to_the_same_bits(name: str, tmp_path: 
         for _ in range(2):
             again_first, _ = play(again, again_first)
         assert same(play(again, read)[0], play(training, state)[0])
+
+
+def test_a_state_from_before_clips_could_change_is_read(tmp_path: Path) -> None:
+    training = session(dpfl.UDP(rounds=6))
+    first = training.begin()
+    assert (first.clip, first.first_clip) == (None, None)
+    checkpoint.save(first, tmp_path / "state")
+    with safe_open(tmp_path / "state", framework="pt") as file:
+        tensors, about = {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["dpfl"])  # noqa: SIM118
+    del about["state"]["clip"], about["state"]["first_clip"]
+    save_file(tensors, tmp_path / "older", metadata={"dpfl": json.dumps(about)})
+    assert same(checkpoint.load(tmp_path / "older", first), first)
 
 
 @dataclass(frozen=True, kw_only=True)

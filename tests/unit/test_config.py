@@ -94,7 +94,7 @@ def test_an_unknown_key_gets_the_nearest_and_everything_that_is_taken() -> None:
     message = str(refusal.value)
     assert "did you mean 'epsilon'?" in message
     assert (
-        "udp takes averaged, calibration, clip, cohort, delta, discount, epsilon, least_gain, lr, lr_schedule, rounds,"
+        "udp takes averaged, batch_size, calibration, clip, clipping, cohort, delta, discount, epsilon, first_clip,"
         in message
     )
     assert "every run takes" in message

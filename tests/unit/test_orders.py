@@ -2,12 +2,26 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dpfl.errors import BadInput
-from dpfl.orders import ClientClip, Full, Gaussian, Laplace, ModelClip, Order, Poisson, RecordClip, sensitivity
+from dpfl.orders import (
+    ClientClip,
+    Full,
+    Gaussian,
+    Laplace,
+    ModelClip,
+    Order,
+    Poisson,
+    RecordClip,
+    Shuffled,
+    count_sensitivity,
+    sensitivity,
+)
 from grids import each
 
 ORDERS = [
@@ -16,13 +30,26 @@ ORDERS = [
     Order(steps=3, learning_rate=(0.3, 0.2, 0.1), clip=ClientClip(150.0, 1), noise=Laplace(1 / 3)),
     Order(steps=5, learning_rate=0.002, clip=ModelClip(20.0), noise=Gaussian(1e-300), proximal=0.1),
     Order(steps=2, learning_rate=0.5, batch=Poisson(0.015), clip=RecordClip(4.0), noise=Gaussian(4.4), noise_on="step"),
+    Order(steps=12, learning_rate=0.002, batch=Shuffled(128), clip=ModelClip(20.0), noise=Gaussian(0.01)),
+    Order(steps=2, learning_rate=0.5, clip=RecordClip(4.0), noise=Gaussian(4.4), count_noise=Gaussian(40.0)),
+    Order(steps=2, learning_rate=0.5, batch=Poisson(0.1), clip=RecordClip(0.1), noise_on="step", fixed_divisor=64.0),
 ]
+
+
+COUNTED = Order(
+    steps=1, learning_rate=0.5, clip=RecordClip(3.0, norm=1), noise=Gaussian(1.0), count_noise=Gaussian(2.0)
+)
 
 
 @each("order", ORDERS)
 def test_json_loses_nothing(order: Order) -> None:
     assert Order.from_json(order.to_json()) == order
     assert Order.from_json(order.to_json()).to_json() == order.to_json()
+
+
+def test_an_order_without_a_divisor_of_its_own_is_written_as_it_always_was() -> None:
+    # Noise is named by this text: one word more and a seed would mean other noise.
+    assert ["fixed_divisor" in one.to_json() for one in ORDERS] == [one.fixed_divisor is not None for one in ORDERS]
 
 
 OLD_ORDERS = [
@@ -40,6 +67,11 @@ OLD_ORDERS = [
 def test_orders_that_release_0_1_wrote_are_read() -> None:
     path = Path(__file__).parents[1] / "data" / "formats" / "0.1" / "orders.jsonl"
     assert [Order.from_json(line) for line in path.read_text(encoding="utf-8").splitlines()] == OLD_ORDERS
+
+
+def test_an_order_without_a_count_is_written_as_before_there_were_any() -> None:
+    assert "count_noise" not in json.loads(ORDERS[0].to_json())
+    assert json.loads(COUNTED.to_json())["count_noise"] == {"kind": "Gaussian", "std": 2.0}
 
 
 def test_an_order_names_its_version_and_a_newer_one_is_refused() -> None:
@@ -76,6 +108,15 @@ def test_anything_but_an_order_is_refused(text: str) -> None:
         (lambda: Order(steps=3, learning_rate=(0.1, 0.2)), "lr"),
         (lambda: Order(steps=1, learning_rate=0.1, proximal=-1.0), "proximal"),
         (lambda: Order(steps=1, learning_rate=0.1, noise_on="both"), "noise_on"),
+        (lambda: Order(steps=1, learning_rate=0.1, count_noise=Gaussian(1.0)), "count_noise"),
+        (lambda: Order(steps=1, learning_rate=0.1, clip=ClientClip(1.0), count_noise=Gaussian(1.0)), "count_noise"),
+        (lambda: Order(steps=1, learning_rate=0.1, clip=ModelClip(1.0), count_noise=Gaussian(1.0)), "count_noise"),
+        (lambda: replace(COUNTED, noise=Laplace(1.0)), "count_noise must come beside one value with Gaussian noise"),
+        (lambda: replace(COUNTED, steps=2, noise_on="step"), "for 2 of Gaussian noise"),
+        (lambda: Order(steps=1, learning_rate=0.1, clip=RecordClip(1.0), fixed_divisor=0.0), "divisor"),
+        (lambda: Order(steps=1, learning_rate=0.1, clip=RecordClip(1.0), fixed_divisor=math.inf), "divisor"),
+        (lambda: Order(steps=1, learning_rate=0.1, clip=ClientClip(1.0), fixed_divisor=64.0), "divisor"),
+        (lambda: Order(steps=1, learning_rate=0.1, fixed_divisor=64.0), "divisor"),
         (lambda: RecordClip(0.0), "clip"),
         (lambda: RecordClip(math.inf), "clip"),
         (lambda: ClientClip(1.0, 3), "norm"),
@@ -88,6 +129,25 @@ def test_anything_but_an_order_is_refused(text: str) -> None:
 def test_nonsense_names_its_field(make: object, field: str) -> None:
     with pytest.raises(BadInput, match=field):
         make()  # type: ignore[operator]
+
+
+@each(
+    ("unit", "neighbours", "expected"),
+    [
+        ("record", "replace", 1.0),
+        ("record", "add-remove", 0.5),
+        ("client", "replace", 10.0),
+        ("client", "add-remove", 5.0),
+    ],
+)
+def test_a_record_counts_a_half_either_way(unit: Any, neighbours: Any, expected: float) -> None:
+    for order in (COUNTED, replace(COUNTED, steps=4), replace(COUNTED, batch=Poisson(0.2))):
+        assert count_sensitivity(order, records=10, unit=unit, neighbours=neighbours) == expected
+        assert sensitivity(order, records=10, unit=unit, neighbours=neighbours, norm=2) == sensitivity(
+            replace(order, count_noise=None), records=10, unit=unit, neighbours=neighbours, norm=2
+        )
+    with pytest.raises(BadInput, match="unit must be one of record, client"):
+        count_sensitivity(COUNTED, records=10, unit="person", neighbours=neighbours)
 
 
 # The table of sensitivity facts, worked by hand for η = 0.5, C = 3, n = 10, E = 4 (and q = 0.2, proximal μ = 0.4).
@@ -120,6 +180,15 @@ REPLACE, ADD_REMOVE = {"neighbours": "replace"}, {"neighbours": "add-remove"}
             RECORD | ADD_REMOVE,
             3,
         ),
+        # A divisor of one's own, 4: that of what is noised does not change on the sum, and does on the upload.
+        (
+            {"steps": 4, "clip": RecordClip(3.0), "noise_on": "step", "batch": Poisson(0.2), "fixed_divisor": 4.0},
+            RECORD | ADD_REMOVE,
+            3,
+        ),
+        ({"steps": 1, "clip": RecordClip(3.0), "fixed_divisor": 4.0}, RECORD | REPLACE, 2 * 0.5 * 3 / 4),
+        ({"steps": 1, "clip": RecordClip(3.0), "fixed_divisor": 4.0}, CLIENT | REPLACE, 2 * 0.5 * 3 * 10 / 4),
+        ({"steps": 2, "clip": RecordClip(3.0), "fixed_divisor": 4.0}, RECORD | REPLACE, 0.75 + 0.5 * 6 * 10 / 4),
         # The client's gradient clipped: 2ηCE whichever unit; a removed client sends nothing.
         ({"steps": 4, "clip": ClientClip(3.0)}, RECORD | REPLACE, 2 * 0.5 * 3 * 4),
         ({"steps": 4, "clip": ClientClip(3.0)}, RECORD | ADD_REMOVE, 2 * 0.5 * 3 * 4),
@@ -173,6 +242,7 @@ def test_releases_and_rates() -> None:
         ({"steps": 1, "clip": RecordClip(3.0), "noise_on": "step"}, 0.5 / 10),
         ({"steps": 1, "clip": RecordClip(3.0), "noise_on": "step", "batch": Poisson(0.2)}, 0.5 / 2),
         ({"steps": 1, "clip": RecordClip(3.0), "noise_on": "step", "learning_rate": (0.7,)}, 0.7 / 10),
+        ({"steps": 1, "clip": RecordClip(3.0), "noise_on": "step", "fixed_divisor": 64.0}, 0.5 / 64),
         # A client's gradient is a mean already.
         ({"steps": 1, "clip": ClientClip(3.0), "noise_on": "step"}, 0.5),
         ({"steps": 1, "clip": ClientClip(3.0), "noise_on": "step", "batch": Poisson(0.2)}, 0.5),

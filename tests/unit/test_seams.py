@@ -16,7 +16,7 @@ from dpfl.clients.uploads import Summed
 from dpfl.errors import BadInput
 from dpfl.federation import Federation, Records
 from dpfl.models import Model
-from dpfl.orders import Need
+from dpfl.orders import UNPAID, Need
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
 from dpfl.streams import Streams
@@ -91,6 +91,12 @@ def test_whoever_follows_uploads_promises_readers_no_more_than_the_server_sees()
     reading, plain = (dpfl.train(kind(rounds=3), digits(), seed=1).certificate for kind in (Reading, dpfl.UDP))
     assert plain.observers["released"].epsilon < plain.observers["server"].epsilon
     assert reading.observers["released"].epsilon == reading.observers["server"].epsilon
+    counting = dpfl.train(dpfl.UDP(rounds=3, clip="median"), digits(), seed=1).certificate  # C follows each count
+    assert counting.observers["released"].epsilon == counting.observers["server"].epsilon
+    measured = dpfl.UDP(rounds=3, clip="median", calibration="paper", epsilon=1.0)  # and here each length
+    certificate = dpfl.train(measured, digits(), seed=1).certificate
+    assert certificate.observers["released"].epsilon == certificate.observers["server"].epsilon
+    assert certificate.uncounted == (UNPAID["length"],)
     asking = dpfl.UDP(rounds=3, discount=0.9, calibration="paper", epsilon=1.0)  # rounds follow exact losses
     told = dpfl.train(asking, digits(), seed=1).certificate
     assert told.observers["released"].epsilon == told.observers["server"].epsilon
@@ -117,6 +123,49 @@ def test_what_is_charged_is_what_is_performed() -> None:
             ledger.charge({stranger: honest})
     with pytest.raises(BadInput, match="client 0 must be given an Order"):
         ledger.charge({0: "train"})  # type: ignore[dict-item]
+
+
+class Uncounted(ReferenceClients):
+    """Perform everything but the count."""
+
+    def perform(self, request: dpfl.Request) -> dpfl.Separate:
+        return replace(super().perform(request), counts={})
+
+
+class Unable(ReferenceClients):
+    @property
+    def serves(self) -> frozenset[Need]:
+        return frozenset({"uploads"})
+
+
+def test_a_count_that_is_needed_must_come() -> None:
+    with pytest.raises(BadInput, match="clients must return the noised counts that they were ordered to tell"):
+        dpfl.train(dpfl.UDP(rounds=3, clip="median"), digits(), seed=1, clients=Uncounted)
+    with pytest.raises(BadInput, match="clients must be able to give how many records were not clipped, which udp"):
+        dpfl.train(dpfl.UDP(rounds=3, clip="median"), digits(), seed=1, clients=Unable)
+    with pytest.raises(BadInput, match="clients must be able to give how long is what clients clip, which udp needs"):
+        dpfl.train(dpfl.UDP(rounds=3, clip="median", calibration="paper"), digits(), seed=1, clients=Unable)
+
+
+def test_a_clip_that_follows_the_median_finds_it_whoever_trains() -> None:
+    """Half of the records are clipped at last: from far above, from far below, and by either engine."""
+    found = []
+    for clients, first in ((None, 0.05), (None, 50.0), (ReferenceClients, 5.0)):
+        clips: list[float] = []
+
+        def noted(session: Any, clips: list[float] = clips) -> None:
+            right = session.system.__class__.orders
+
+            def orders(self: Any, state: Any) -> Any:
+                clips.append(state.clip)
+                return right(self, state)
+
+            object.__setattr__(session.system, "__class__", type("Noted", (dpfl.UDP,), {"orders": orders}))
+
+        system = dpfl.UDP(rounds=60, clip="median", first_clip=first, lr=0.05, epsilon=300.0)
+        dpfl.train(system, digits(), seed=1, clients=clients, on_open=noted)
+        found.append(clips[-1])
+    assert max(found) < 1.5 * min(found)
 
 
 @dataclass(frozen=True, kw_only=True)

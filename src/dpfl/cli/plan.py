@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -49,6 +49,14 @@ def plan(
     ] = None,
     form: Annotated[
         str, typer.Option(metavar="general|paper", help="The bound with the noise really added, or as printed.")
+    ] = "general",
+    estimator: Annotated[
+        str,
+        typer.Option(
+            metavar="general|paper",
+            help="fedsgd-dpc: estimate Y₀ and Γ from the public optimum, or as its authors do, from clients that train"
+            " alone (public records in their place).",
+        ),
     ] = "general",
     constants: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Constants of the bound; others are estimated on public data.")
@@ -102,8 +110,9 @@ def plan(
     known = planning.read(constants) if constants is not None else planning.Constants()
     known = known.overridden(dict(map(pair, constant or [])))
     task = planning.Task(
-        parsed, federation_of(parsed.settings), frozenset(named) & set(planning.NUMBERS), max_rounds, total_steps
-    )
+        parsed, federation_of(parsed.settings), frozenset(named) & set(planning.NUMBERS), max_rounds, total_steps,
+        estimator=cast("planning.Estimator", estimator),
+    )  # fmt: skip
     try:
         found = planning.make(
             task, method=method or "bound", form=form, constants=known, search=dict(map(_values, search or [])),

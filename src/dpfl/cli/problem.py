@@ -22,7 +22,7 @@ OF_SYSTEMS = {
     "local_steps": ("E", "Local steps of a client in a round."),
     "cohort": ("K", "Clients a round; all if left out."),
     "lr": ("L", "Learning rate."),
-    "clip": ("C", "Clipping threshold."),
+    "clip": ("C|median", "Clipping threshold; with udp and lei it can follow the median of what is clipped."),
     "epsilon": ("X", "Each client's budget ε for the whole training."),
     "delta": ("Y", "Each client's budget δ."),
     "calibration": ("tight|paper", "tight: the promise is true. paper: the published formula."),

@@ -44,25 +44,36 @@ class Answers:
             penalty = model.ridge / 2 * vector.double().square().sum() if model.ridge else 0.0
         return dict(enumerate((means + penalty).tolist()))
 
-    def curvatures(self, before: Tensor, uploads: Mapping[int, Tensor]) -> dict[int, float]:
-        """Return ‖∇F_i(w + u_i) − ∇F_i(w)‖/‖u_i‖ of every client i that uploaded u_i."""
+    def curvatures(
+        self, before: Tensor, uploads: Mapping[int, Tensor], after: Tensor | None = None
+    ) -> dict[int, float]:
+        """Return ‖∇F_i(w_i) − ∇F_i(w)‖/‖w_i − w‖ of every client i that uploaded w_i − before.
+
+        after: w, the model after the round; None for the one before it.
+        """
         clients = sorted(uploads)
         costs = [4 * before.numel() + self.pool.sizes[client] * self.footprint for client in clients]
         groups = [[clients[place] for place in places] for places in cut(self.room, costs)]
         # All are taken before the first is read: a GPU is not asked in between.
-        curvatures = list(self.spread(partial(self._curvatures, before, uploads), groups))
+        curvatures = list(self.spread(partial(self._curvatures, before, uploads, after), groups))
         return dict(sorted(zip(chain(*groups), chain(*(some.tolist() for some in curvatures)), strict=True)))
 
-    def _curvatures(self, before: Tensor, uploads: Mapping[int, Tensor], layers: Layered, clients: list[int]) -> Tensor:
+    def _curvatures(
+        self,
+        before: Tensor,
+        uploads: Mapping[int, Tensor],
+        after: Tensor | None,
+        layers: Layered,
+        clients: list[int],
+    ) -> Tensor:
         updates = torch.stack([uploads[client] for client in clients])
+        own = before + updates
+        here, ways = (before, updates) if after is None else (after, own - after)
         batch = self.pool.whole(clients)
         records = self.pool.take(batch.rows)
-        there, here = (
-            sums_of(layers, models, records, batch.real, len(clients), self.rows)
-            for models in (before + updates, before)
-        )
+        there, here = (sums_of(layers, models, records, batch.real, len(clients), self.rows) for models in (own, here))
         layers.forget()
         sizes = torch.tensor([self.pool.sizes[client] for client in clients]).to(before)
-        changed, moved = (torch.linalg.vector_norm(rows, dim=1) for rows in (there - here, updates))
+        changed, moved = (torch.linalg.vector_norm(rows, dim=1) for rows in (there - here, ways))
         curvatures: Tensor = changed / sizes / moved
         return curvatures

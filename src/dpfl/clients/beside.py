@@ -63,6 +63,6 @@ def weighed(request: Request, counts: Mapping[int, float]) -> float | None:
         return None
     charged = request.charged
     return math.fsum(
-        request.weights[client] * count / charged[client].order.divisor(charged[client].records)
+        request.weights[client] * count / charged[client].order.expected_batch(charged[client].records)
         for client, count in counts.items()
     )

@@ -89,11 +89,15 @@ class ReferenceClients:
         self.model.module.eval()
         sent = uploads.by_client if isinstance(uploads, Separate) else {}
         asked = {
-            "loss": range(len(self.records)), "curvature": sorted(sent), "length": sorted(uploads.lengths)
+            "loss": range(len(self.records)), "curvature": sorted(sent), "curvature from the sum": sorted(sent),
+            "length": sorted(uploads.lengths),
         }  # fmt: skip
         tell = {
             "loss": lambda client: self._loss(after, self.records[client]),
-            "curvature": lambda client: self._curvature(before, sent[client], self.records[client]),
+            "curvature": lambda client: self._curvature(before, before + sent[client], sent[client], client),
+            "curvature from the sum": lambda client: self._curvature(
+                after, before + sent[client], before + sent[client] - after, client
+            ),
             "length": lambda client: uploads.lengths[client],
         }
         return {question: {client: tell[question](client) for client in asked[question]} for question in questions}
@@ -102,10 +106,11 @@ class ReferenceClients:
     def _loss(self, parameters: Tensor, records: Records) -> float:
         return self.model.mean_loss(self.model.split(parameters), records.x, records.y).item()
 
-    def _curvature(self, broadcast: Tensor, update: Tensor, records: Records) -> float:
-        """Return ‖∇F(w + update) − ∇F(w)‖/‖update‖."""
-        there, here = (self.model.gradient(at, records.x, records.y) for at in (broadcast + update, broadcast))
-        return float(torch.linalg.vector_norm(there - here) / torch.linalg.vector_norm(update))
+    def _curvature(self, here: Tensor, there: Tensor, way: Tensor, client: int) -> float:
+        """Return ‖∇F_i(there) − ∇F_i(here)‖/‖way‖, which leads from here to there."""
+        records = self.records[client]
+        changed = self.model.gradient(there, records.x, records.y) - self.model.gradient(here, records.x, records.y)
+        return float(torch.linalg.vector_norm(changed) / torch.linalg.vector_norm(way))
 
 
 def perform(

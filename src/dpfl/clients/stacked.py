@@ -139,6 +139,7 @@ class StackedClients:
         tell: dict[Question, Callable[[], dict[int, float]]] = {
                 "loss": partial(answers.losses, self._layers, after),
                 "curvature": partial(answers.curvatures, before, sent),
+                "curvature from the sum": partial(answers.curvatures, before, sent, after),
                 "length": lambda: dict(uploads.lengths),
         }  # fmt: skip
         return {question: tell[question]() for question in questions}

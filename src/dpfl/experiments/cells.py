@@ -1,4 +1,4 @@
-"""One cell of an experiment: a config with all its repetitions, carried out; or a question to a planner.
+"""One cell of an experiment: a config with all its repetitions, carried out; or a question to a planner or a formula.
 
 A system that orders the same in every repetition is trained as one program (`repeat`). One that watches its training,
 or repetitions that share the data out anew, are trained one after the other. Where noise is given, a budget only says
@@ -20,6 +20,8 @@ import torch
 from dpfl.config import Config, Settings
 from dpfl.errors import BadInput, Caution
 from dpfl.experiments import keys
+from dpfl.experiments.computed import COMPUTED, compute
+from dpfl.experiments.portraits import portrayed
 from dpfl.federation import Federation
 from dpfl.planning import NUMBERS, Constants, Task, make
 from dpfl.precision import products
@@ -35,7 +37,10 @@ PLANNED = {"planned_rounds": "rounds", "planned_cohort": "cohort", "bound": "bou
 
 @dataclass(frozen=True)
 class Ask:
-    """What a planner is asked for: the best rounds, the best cohort, or the bound at the numbers given."""
+    """What a planner is asked for: the best rounds, the best cohort, or the bound at the numbers given.
+
+    Or what a formula says at the config's numbers and these constants, which needs no form and no limit.
+    """
 
     number: str
     form: str
@@ -53,12 +58,13 @@ class Cell:
     fresh_data: bool = False  # whether each repetition shares the data out anew
     evaluate_every: int | None = None  # rounds between looks at the test split; None for one, at the end
     ask: Ask | None = None
+    portraits: bool = False  # whether to draw what the models take for each class
 
     @property
     def together(self) -> bool:
         """Tell whether all repetitions are trained as one program."""
         try:
-            return not self.fresh_data and repeatable(self.config.system)
+            return not self.fresh_data and not self.portraits and repeatable(self.config.system)
         except BadInput:  # which will be said where it is carried out
             return False
 
@@ -68,7 +74,7 @@ class Cell:
 
         None where it is like no other, or cannot be carried out at all.
         """
-        if self.together or self.ask is not None or self.evaluate_every is not None:
+        if self.together or self.portraits or self.ask is not None or self.evaluate_every is not None:
             return None
         try:
             found = self.config.system.course
@@ -87,13 +93,14 @@ class Cell:
     @property
     def key_of_0_1(self) -> str | None:
         """Return the key of the same cell in records of release 0.1, or None where that knew no such cell."""
-        return keys.key_of_0_1(self.config, self._how)
+        return None if self.portraits else keys.key_of_0_1(self.config, self._how)
 
     @property
     def _how(self) -> dict[str, Any]:
         return {
             "repetitions": self.repetitions, "seed": self.seed, "fresh_data": self.fresh_data,
             "evaluate_every": self.evaluate_every, "ask": None if self.ask is None else asdict(self.ask),
+            **({"portraits": True} if self.portraits else {}),
         }  # fmt: skip
 
 
@@ -103,7 +110,7 @@ def perform(cells: Sequence[Cell], device: str) -> list[Record]:
     with warnings.catch_warnings(), products(first.config.settings.precision):
         warnings.simplefilter("ignore", Caution)  # what they say stands in the table: the true ε
         if first.ask is not None:
-            found = [_planned(first, first.ask)]
+            found = [_answered(first, first.ask)]
         elif first.together:
             found = [_together(first, device)]
         else:
@@ -117,7 +124,9 @@ def perform(cells: Sequence[Cell], device: str) -> list[Record]:
     return [{"version": keys.VERSION, "key": cell.key, **one, **same} for cell, one in zip(cells, found, strict=True)]
 
 
-def _planned(cell: Cell, ask: Ask) -> Record:
+def _answered(cell: Cell, ask: Ask) -> Record:
+    if ask.number in COMPUTED:
+        return {"answer": _short(compute(ask.number, cell.config, dict(ask.constants)))}
     settings = replace(cell.config.settings, seed=cell.seed)
     kept = frozenset(NUMBERS) - {ask.number}
     task = Task(Config(cell.config.system, settings), _federation(settings), kept, ask.max_rounds)
@@ -152,6 +161,10 @@ def _beginning(run: Run, cell: Cell, end: int, sizes: Sequence[int], seed: int) 
 
 
 def _recorded(cell: Cell, runs: Sequence[Run]) -> Record:
+    drawn: Record = {}
+    if cell.portraits:
+        data = _federation(replace(cell.config.settings, data_seed=cell.seed))
+        drawn = portrayed([one.model for one in runs], data.test, data.classes)
     return {
         "loss": _shorts(one.loss for one in runs),
         "accuracy": _shorts(one.accuracy for one in runs),
@@ -159,6 +172,7 @@ def _recorded(cell: Cell, runs: Sequence[Run]) -> Record:
         "rounds": [one.rounds for one in runs],
         "history": None if cell.evaluate_every is None else [_history(one) for one in runs],
         "privacy": _privacy([one.certificate for one in runs]),
+        **drawn,
     }
 
 
@@ -250,8 +264,10 @@ def _short(value: Any) -> Any:
 
 def restored(record: Mapping[str, Any], measure: str, at_round: int | None) -> list[float] | None:
     """Return what a measure was in each repetition; a loss that is no number is infinite. None: not measured."""
-    if measure in PLANNED:
+    if measure in PLANNED or measure in COMPUTED:
         return None if record["answer"] is None else [float(record["answer"])]
+    if measure == "best_accuracy":
+        return [_best(history["accuracy"]) for history in record["history"]]
     if at_round is None and measure != "local_steps":
         found = record[measure]
     else:
@@ -259,6 +275,11 @@ def restored(record: Mapping[str, Any], measure: str, at_round: int | None) -> l
     if measure == "loss":
         return [math.inf if value is None else value for value in found]
     return None if None in found else [100 * value if measure == "accuracy" else float(value) for value in found]
+
+
+def _best(accuracies: Sequence[float | None]) -> float:
+    """Return the highest of the accuracies in %: who reports it has chosen the round by the test split."""
+    return 100 * max((one for one in accuracies if one is not None), default=math.nan)
 
 
 def _read_off(history: Mapping[str, Any], measure: str, at_round: int | None) -> float | None:

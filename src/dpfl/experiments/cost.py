@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dpfl.experiments.cells import Cell
 from dpfl.models import build, default_model
+from dpfl.orders import CURVATURES
 from dpfl.streams import Streams
 
 # Records to share out, the shape of one, and classes.
@@ -44,7 +45,7 @@ def flops(cell: Cell) -> float:
     steps = getattr(system, "local_steps", None) or 1
     rate = getattr(system, "sampling_rate", None) or 1.0
     # Curvature, where a paper asks for it, is two gradients of all records in every round.
-    passes = rate * steps + (2 if "curvature" in system.needs else 0)
+    passes = rate * steps + (2 if CURVATURES & system.needs else 0)
     trained = records * settings.share * passes * taking_part
     name = settings.model or default_model(settings.data, _DATA.get(settings.data, _DATA["mnist"])[2])
     return cell.repetitions * system.rounds * trained * _BOTH_WAYS * _forward(name, settings.data)

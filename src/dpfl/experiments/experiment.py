@@ -19,6 +19,7 @@ from dpfl import config as configs
 from dpfl.config import Config
 from dpfl.experiments.cells import PLANNED, Ask, Cell
 from dpfl.experiments.claims import Claim
+from dpfl.experiments.computed import COMPUTED
 from dpfl.options import option_names
 from dpfl.settings import Settings
 from dpfl.systems import SYSTEMS, PrivateSystem
@@ -27,11 +28,17 @@ Scale = Literal["smoke", "paper"]
 MEASURES = {
     "loss": "mean loss on the test split",
     "accuracy": "accuracy on the test split in %",
+    "best_accuracy": "accuracy on the test split in % after the round that is best on it",
     "rounds": "rounds that were used",
     "local_steps": "local steps in the round",
+    "distinctness": "how much what the model takes for each class looks like it (correlation)",
     "planned_rounds": "rounds that the bound chooses",
     "planned_cohort": "clients a round that the bound chooses",
     "bound": "the bound",
+    "moment": "logarithm of the divergence, integrated numerically",
+    "swapped_moment": "logarithm of the divergence the other way round",
+    "moment_bound": "logarithm of the paper's bound on the divergence",
+    "moment_gap": "how far the logarithm of the bound lies above that of the divergence",
 }
 
 
@@ -82,7 +89,7 @@ class Experiment:
     base: Mapping[str, Any]
     last: Mapping[str, Any]  # what the smoke scale sets, whatever rows and columns say
     at_true: Mapping[str, Any]
-    plan: Mapping[str, Any]  # for measures that are planned: form, constants, max_rounds
+    plan: Mapping[str, Any]  # for measures that are planned or computed: form, constants, max_rounds
     rows: tuple[Line, ...]
     columns: tuple[Line, ...]
     printed: Printed
@@ -98,9 +105,10 @@ class Experiment:
     def sides(self) -> tuple[bool, ...]:
         """Return whether to train by the paper's formula (False), at true ε (True), or first the one, then the other.
 
-        Two readings share one answer to what is true: that of ours.
+        Two readings share one answer to what is true: that of ours. A formula that is computed has none.
         """
-        return (False, True) if self.ours is None else (False,)
+        computed = all(self.measure_of(row) in COMPUTED for row in self.rows)
+        return (False, True) if self.ours is None and not computed else (False,)
 
     def measure_of(self, row: Line) -> str:
         """Return what is measured in a row."""
@@ -124,14 +132,18 @@ class Experiment:
             config = _config(table | changes | dict(self.last))
         measure = self.measure_of(row)
         ask = None
+        constants = tuple(sorted((dict(self.plan.get("constants", {})) | _constants(row, column)).items()))
         if measure in PLANNED:
             form = "general" if at_true else str(self.plan.get("form", "paper"))
-            constants = tuple(sorted((dict(self.plan.get("constants", {})) | _constants(row, column)).items()))
             ask = Ask(PLANNED[measure], form, constants, int(self.plan.get("max_rounds", 1000)))
+        elif measure in COMPUTED:
+            ask = Ask(measure, "", constants, 0)
         every = math.gcd(*(at for at in (line.at_round for line in self.columns) if at is not None)) or None
+        if measure == "best_accuracy":
+            every = 1
         return Cell(
             config=config, repetitions=1 if ask else self.repetitions, seed=seed, fresh_data=self.fresh_data,
-            evaluate_every=every, ask=ask,
+            evaluate_every=every, ask=ask, portraits=measure == "distinctness",
         )  # fmt: skip
 
 

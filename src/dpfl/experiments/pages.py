@@ -74,7 +74,8 @@ def tally(results: Sequence[Results]) -> str:
         if fates:
             some = [f"{count} {_FATES[fate]}" for fate in _FATES if (count := fates[fate])]
             counts.append(f"{words} {', '.join(some)}")
-    return f"{len(together)} claims are tested here: {'; '.join(counts)}."
+    said = "1 claim is" if len(together) == 1 else f"{len(together)} claims are"
+    return f"{said} tested here: {'; '.join(counts)}."
 
 
 def what_is_private(results: Sequence[Results]) -> str:
@@ -102,7 +103,8 @@ def write_index(results: Sequence[Results], folder: Path) -> Path:
         for main in about.get("main", []):
             verdicts = _main_claim(paper, main, by_name)
             if verdicts is not None:
-                lines.append([main["claim"], *(_of(verdicts, look) for look in ("paper", "true")), main["plain"]])
+                found = (_of(by_name[main["experiment"]], verdicts, look) for look in ("paper", "true"))
+                lines.append([main["claim"], *found, main["plain"]])
         parts = [f"## [{about['title']}]({paper}.md)", about["promises"].strip()]
         if about["plot"] in by_name:
             parts.append(f"![{by_name[about['plot']].experiment.title}]({about['plot']}.png)")
@@ -132,8 +134,11 @@ def _main_claim(paper: str, main: Mapping[str, str], by_name: Mapping[str, Resul
     return found[main["says"]]
 
 
-def _of(verdicts: Verdicts, look: Look) -> str:
-    return str(verdicts.by[look]) if look in verdicts.by else "–"
+def _of(results: Results, verdicts: Verdicts, look: Look) -> str:
+    if look not in verdicts.by:
+        return "–"
+    times = results.repetitions_at(look)
+    return f"{verdicts.by[look]}{f'; {times} repetitions' if times > 1 else ''}"
 
 
 def _about(paper: str) -> dict[str, Any]:

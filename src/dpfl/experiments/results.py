@@ -7,7 +7,7 @@ left open, and said so.
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +16,9 @@ from dpfl.experiments.cells import restored
 from dpfl.experiments.claims import Claim, Estimate, Judgement, Side, judge
 from dpfl.experiments.experiment import MEASURES, Experiment, Line
 from dpfl.experiments.store import Store
-from dpfl.report.experiment import draw
+from dpfl.report.experiment import draw, draw_portraits
 
-LOWER_IS_BETTER = {"loss": True, "accuracy": False}
+LOWER_IS_BETTER = {"loss": True, "accuracy": False, "best_accuracy": False}
 
 
 Look = Literal["paper", "ours", "true"]  # under the paper's reading, under ours, and where the promised ε is true
@@ -66,6 +66,7 @@ class Results:
         self.devices: set[str] = set()
         self.protected: dict[tuple[str, str], set[str]] = {}  # unit and neighbours, and the systems that promise them
         self.left = 0  # places that are not trained yet
+        self.portraits: dict[str, dict[str, Any]] = {}  # by row, where models were asked what they take for each class
         self._seconds: dict[str, float] = {}  # of each cell, which several places may share
         self.places = {
             (row.label, column.label): self._place(store, row, column, (down, across))
@@ -101,6 +102,8 @@ class Results:
             if privacy := record.get("privacy"):
                 kind = privacy["unit"], privacy["neighbours"]
                 self.protected.setdefault(kind, set()).add(cell.config.system.name)
+            if "portraits" in record and not at_true:
+                self.portraits.setdefault(row.label, record["portraits"])
             losses = record.get("validation_loss") or [None]
             public = math.inf if None in losses else statistics.fmean(losses)
             candidates.append((public, len(candidates), choice, record, cell.key))
@@ -113,6 +116,12 @@ class Results:
     def readings(self) -> "tuple[Results, ...]":
         """Return the results of the paper's reading, and of ours where there are two."""
         return (self,) if self.our_reading is None else (self, self.our_reading)
+
+    def repetitions_at(self, look: Look) -> int:
+        """Return how often each place was trained, under a reading."""
+        places = self.readings[-1 if look != "paper" else 0].places.values()
+        found = (place.at_true if look == "true" else place.ours for place in places)
+        return max((len(one.values) for one in found if one is not None), default=0)
 
     @property
     def asked(self) -> int:
@@ -152,15 +161,31 @@ class Results:
 
         where = {column.label: math.nan if column.x is None else column.x for column in experiment.columns}
         lower = LOWER_IS_BETTER.get(experiment.measure, True)
-        return [
+        judged = (
             judge(claim, get, rows, columns, lower_is_better=lower, where=where, printed=printed)
             for claim in experiment.claims
-        ]
+        )
+        return [replace(one, so_far=self._is_partial(one, at_true=at_true)) for one in judged]
+
+    def _is_partial(self, judgement: Judgement, *, at_true: bool) -> bool:
+        """Tell whether a place that a claim is about is not trained yet."""
+        sides = [side for pair in judgement.asked for side in pair if not isinstance(side, float)]
+        return any(
+            (place.true_training if at_true else place.training)[0] == ""
+            for row, column in sides for place in self._places_at(row, column)
+        )  # fmt: skip
+
+    def _places_at(self, row: str, column: str) -> list[Entry]:
+        """Return one place, or all of a row that a claim takes the best or worst of."""
+        whole = column in ("best", "worst", "")
+        return [place for (r, c), place in self.places.items() if r == row and (whole or c == column)]
 
     def verdicts(self) -> list[Verdicts]:
         """Return how every claim fared, under each reading and at true ε."""
         true = self.readings[-1]
-        by: dict[Look, list[Judgement]] = {"true": true.judgements(at_true=True)}
+        by: dict[Look, list[Judgement]] = {}
+        if True in true.experiment.sides:
+            by["true"] = true.judgements(at_true=True)
         if self.our_reading is not None:
             by["ours"] = self.our_reading.judgements(at_true=False)
         if self.by_formula:
@@ -182,7 +207,7 @@ class Results:
             if isinstance(side, float):
                 return "a number"
             row, column = side
-            at = [place for (r, c), place in self.places.items() if r == row and column in (c, "", "best", "worst")]
+            at = self._places_at(row, column)
             trained = frozenset(place.true_training if look == "true" else place.training for place in at)
             return trained, column if column in ("best", "worst") else ""
 
@@ -280,19 +305,26 @@ class Results:
         self.draw(folder)
         run_folder.write_json(folder, f"{self.experiment.name}.json", self.to_dict())
 
+    @property
+    def drawn(self) -> dict[str, dict[str, Any]]:
+        """Return what models take for each class, by row: in the paper's reading, else in ours."""
+        return next((reading.portraits for reading in self.readings if reading.portraits), {})
+
     def draw(self, folder: Path) -> str:
-        """Plot it as NAME.png and return that name."""
+        """Plot it as NAME.png, and what models take for each class as NAME-digits.png; return the first name."""
         run_folder.make(folder)
         image = f"{self.experiment.name}.png"
         draw(self.to_dict(), folder / image)
+        if self.drawn:
+            draw_portraits(self.drawn, folder / f"{self.experiment.name}-digits.png")
         return image
 
 
 def _claim(verdicts: Verdicts) -> dict[str, Any]:
     claim, by = verdicts.claim, {look: str(judgement) for look, judgement in verdicts.by.items()}
     return {
-        "says": claim.says, "quote": claim.quote, "where": claim.where, "ours": by.get("paper", by["true"]),
-        "our_reading": by.get("ours"), "at_true_epsilon": by["true"], "decides": claim.decides,
+        "says": claim.says, "quote": claim.quote, "where": claim.where, "ours": by.get("paper", by.get("true")),
+        "our_reading": by.get("ours"), "at_true_epsilon": by.get("true"), "decides": claim.decides,
     }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from dpfl.planning.bounds import Facts, Form, Void
 from dpfl.planning.by_bound import Plan, plan_by_bound
 from dpfl.planning.by_pilot import plan_by_pilot
 from dpfl.planning.constants import Constants, read
-from dpfl.planning.estimate_constants import estimate
+from dpfl.planning.estimate_constants import Estimator, estimate
 from dpfl.planning.pilot import OnTrial
 from dpfl.planning.recommend import Recommendation, recommend
 from dpfl.planning.regret import Check, check
@@ -35,6 +35,7 @@ def plan(
     keep: Collection[str] = (),
     method: str = "bound",
     form: str = "general",
+    estimator: Estimator = "general",
     constants: Constants | None = None,
     search: Mapping[str, Sequence[Any]] | None = None,
     max_rounds: int = 300,
@@ -50,6 +51,7 @@ def plan(
     model, loss, seed: as for `dpfl.train`; a module is left as it is.
     keep: which of "rounds", "local_steps" and "cohort" stay as the system has them.
     method: "bound", by the paper's (`form`: "general" or "paper"), or "pilot", by trying for `time_limit` seconds.
+    estimator: of missing constants; "paper" for fedsgd-dpc's Y₀ and Γ as its authors estimate them.
     constants: of the bound, as far as they are known. search: options and values that a pilot is to try besides.
     """
     for name in keep:
@@ -57,7 +59,7 @@ def plan(
     own = isinstance(model, nn.Module) or loss is not None
     config = Config(system, settings_of(federation, model=None if own else model, seed=seed))
     task = Task(
-        config, federation, frozenset(keep), max_rounds, total_steps,
+        config, federation, frozenset(keep), max_rounds, total_steps, estimator=estimator,
         own_model=as_model(model, loss, federation, Streams(seed)) if own else None,
     )  # fmt: skip
     return make(
@@ -90,6 +92,6 @@ def make(
 
 
 __all__ = [
-    "NUMBERS", "PLANNERS", "Check", "Constants", "Facts", "Form", "Plan", "Recommendation", "Task", "Void", "check",
-    "estimate", "make", "plan", "read", "recommend",
+    "NUMBERS", "PLANNERS", "Check", "Constants", "Estimator", "Facts", "Form", "Plan", "Recommendation", "Task", "Void",
+    "check", "estimate", "make", "plan", "read", "recommend",
 ]  # fmt: skip

@@ -96,7 +96,9 @@ def known_constants(task: Task, model: Model, given: Constants, needs: Sequence[
     streams = Streams(task.config.settings.seed)
     public = stand_in(task.federation, hold_out=0.0, rng=streams.public.generator("stand-in"))
     order = next(iter(orders_of(task.system, begun(task.system, task.facts(model)), 1).values()))
-    found = estimate(model, public.clients, clip=order.clip, streams=streams, source=public.source)
+    found = estimate(
+        model, public.clients, clip=order.clip, streams=streams, source=public.source, estimator=task.estimator
+    )
     known = {name: entry for name, entry in given.to_dict().items() if name != "source"}
     return found.overridden(known)
 

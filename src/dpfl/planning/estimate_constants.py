@@ -10,6 +10,8 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -37,17 +39,23 @@ _SMALL = 2**23  # records times parameters below which a second thread costs mor
 _LARGE_MODEL = 50_000  # parameters from which on everything is done a third as often
 
 Clip = RecordClip | ClientClip | ModelClip | None
+Estimator = Literal["general", "paper"]  # of Y₀ and Γ
 
 
-def estimate(model: Model, clients: Sequence[Records], *, clip: Clip, streams: Streams, source: str) -> Constants:
+def estimate(
+    model: Model, clients: Sequence[Records], *, clip: Clip, streams: Streams, source: str,
+    estimator: Estimator = "general",
+) -> Constants:  # fmt: skip
     """Estimate every constant for this model, as it stands, from records that are public, synthetic or paid for.
 
     clip: what the system does to gradients; the constants are those of the clipped field (a clip of parameters leaves
         gradients as they are).
+    estimator: of Y₀ and Γ. FedSGD-DPC's authors ("paper") read both from models that each client trains alone.
     """
     probe = _Probe(model, clients, None if isinstance(clip, ModelClip) else clip, streams)
     with _threads(1 if probe.model.dim * len(probe.pooled) < _SMALL else torch.get_num_threads()):
-        return _estimated(probe, streams, f"{source}, model {model.name}")
+        found = _estimated(probe, streams, f"{source}, model {model.name}")
+        return found if estimator == "general" else _by_lone_clients(probe, found)
 
 
 def _estimated(probe: "_Probe", streams: Streams, source: str) -> Constants:
@@ -99,6 +107,33 @@ def _estimated(probe: "_Probe", streams: Streams, source: str) -> Constants:
     if not all(math.isfinite(value) for value in values.values()):
         raise BadInput("model must have finite gradients on the public records, had not; check the data's scale")
     return Constants(**values, source=source, notes=notes)
+
+
+def _by_lone_clients(probe: "_Probe", found: Constants) -> Constants:
+    """Replace Y₀ and Γ by FedSGD-DPC's estimates: Σ(n_i/n)·‖θ₀ − θ_i*‖² and max F_i* − Σ(n_i/n)·F_i*.
+
+    Each client would send the server ‖θ₀ − θ_i*‖² and F_i* of its own best model as they are: two releases that nobody
+    counts. Here public records stand in the clients' place.
+    """
+    start, count = probe.model.vector(), len(probe.clients)
+    alone = [probe.least(start, one) for one in probe.clients]
+    apart = [float((start - best).square().sum()) for best, _ in alone]
+    gaps = [max(loss for _, loss in alone) - loss for _, loss in alone]
+    notes = {
+        "initial_distance": Note(
+            f"mean squared distance from the first model to those of {count} clients that train alone (FedSGD-DPC's)",
+            min(apart), max(apart),
+        ),
+        "heterogeneity": Note(
+            f"largest of {count} lone clients' least losses, less their mean (FedSGD-DPC's)", min(gaps), max(gaps)
+        ),
+    }  # fmt: skip
+    return replace(
+        found,
+        initial_distance=float(np.average(apart, weights=probe.sizes)),
+        heterogeneity=float(np.average(gaps, weights=probe.sizes)),
+        notes={**found.notes, **notes},
+    )
 
 
 @contextmanager
@@ -160,8 +195,11 @@ class _Probe:
             vectorised=self.vectorised,
         )  # fmt: skip
 
+    def least(self, start: Tensor, records: Records) -> tuple[Tensor, float]:
+        return _least_loss(self.model, start, records, steps=_SEARCH // self.thrift)
+
     def least_loss(self, start: Tensor, records: Records) -> float:
-        return _least_loss(self.model, start, records, steps=_SEARCH // self.thrift)[1]
+        return self.least(start, records)[1]
 
     def own_least_losses(self, start: Tensor) -> list[float]:
         return [self.least_loss(start, one) for one in self.clients]

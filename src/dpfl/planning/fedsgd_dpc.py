@@ -79,7 +79,7 @@ def paper_variance(
 
 
 def laplace_bound(*, rounds: float, cohort: float, gamma: float, c1: float, c2: float, c3: float) -> float:
-    """Return U(R, K) = (C₁/K + C₂KR² + C₃)/(R + γ) (equation 9)."""
+    """Return U(R, K) = (C₁/K + C₂KR² + C₃)/(R + γ) (Section V-B)."""
     return (c1 / cohort + c2 * cohort * rounds**2 + c3) / (rounds + gamma)
 
 
@@ -106,7 +106,7 @@ def optimal_rounds(*, gamma: float, c1: float, c2: float, c3: float, cohort: flo
 
 
 def optimal_cohort(*, c1: float, c2: float, rounds: float) -> float:
-    """Return K* = √(C₁/C₂)/R for a given R (equation 8), before it is held to 1 … N and rounded (up, in Table I)."""
+    """Return K* = √(C₁/C₂)/R for a given R (Section V-B), before it is held to 1 … N and rounded (up, in Table I)."""
     return math.sqrt(c1 / c2) / rounds
 
 
@@ -136,7 +136,7 @@ def optimal_laplace(*, gamma: float, c1: float, c2: float, c3: float, clients: i
 
 
 def optimal_gaussian(*, e1: float, e2: float, clients: int, most_rounds: float = math.inf) -> tuple[float, float]:
-    """Return R* and K* for U = E₁/(K(R+γ)) + E₂/(R+γ) + E₃ (equation 13): K = N, and all rounds or none.
+    """Return R* and K* for U = E₁/(K(R+γ)) + E₂/(R+γ) + E₃ (Section VI-B): K = N, and all rounds or none.
 
     More rounds only pay where E₁/N + E₂ is above 0; `most_rounds` is as many as are allowed.
     """

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from dpfl.averages import standard_error
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.uploads import Engine, Request, Uploads
+from dpfl.clients.uploads import Engine, Request, Separate, Uploads
 from dpfl.errors import BadInput, require_positive, suggestion
 from dpfl.federation import Records
 from dpfl.gradients.capabilities import capabilities_of
 from dpfl.models import Model
-from dpfl.orders import Gaussian, Laplace, Need, Order, Poisson, Question, RecordClip
+from dpfl.orders import Full, Gaussian, Laplace, Need, Order, Question, RecordClip
 from dpfl.planning.bounds import Facts, begun, orders_of
 from dpfl.planning.public_proxy import StandIn, stand_in
 from dpfl.planning.search import ladder
@@ -245,7 +245,7 @@ def trained(stage: Stage, system: PrivateSystem[Any], seed: int) -> tuple[Model,
     streams = Streams(seed, sampler="fast")  # a pilot trains on public records
     model = replace_seed(stage.task, seed).model()
     facts = stage.task.facts(model)
-    sampled = any(isinstance(order.batch, Poisson) for order in orders_of(system, begun(system, facts), 1).values())
+    sampled = any(not isinstance(order.batch, Full) for order in orders_of(system, begun(system, facts), 1).values())
     records = _records(stage.public, facts, streams, sampled=sampled)
     trained = StackedClients(model, records, streams, capabilities=stage.capabilities)
     session = Session(
@@ -303,7 +303,11 @@ class PublicClients:
     def perform(self, request: Request) -> Uploads:
         """Perform the same orders for clients of other sizes."""
         orders = {client: self._scaled(client, paid.order) for client, paid in request.charged.items()}
-        return self.clients.perform(replace(request, charged=self._ledger.charge(orders)))
+        uploads = self.clients.perform(replace(request, charged=self._ledger.charge(orders)))
+        if isinstance(uploads, Separate) and uploads.counts:  # of as many records as the real ones hold
+            counts = {client: count / self._part(client) for client, count in uploads.counts.items()}
+            return replace(uploads, counts=counts)
+        return uploads
 
     def answer(
         self, questions: Sequence[Question], before: Tensor, uploads: Uploads, after: Tensor
@@ -311,10 +315,15 @@ class PublicClients:
         """Answer from public records."""
         return self.clients.answer(questions, before, uploads, after)
 
+    def _part(self, client: int) -> float:
+        return self._held[client] / self.sizes[client]
+
     def _scaled(self, client: int, order: Order) -> Order:
+        part = self._part(client)
+        if order.count_noise is not None:
+            order = replace(order, count_noise=Gaussian(part * order.count_noise.std))
         if order.noise is None or order.noise_on == "upload" or not isinstance(order.clip, RecordClip):
             return order
-        part = self._held[client] / self.sizes[client]
         if isinstance(order.noise, Gaussian):
             return replace(order, noise=Gaussian(part * order.noise.std))
         return replace(order, noise=Laplace(part * order.noise.scale))

@@ -4,14 +4,15 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 from dpfl.config import Config
-from dpfl.errors import BadInput, require_count
+from dpfl.errors import BadInput, require_count, require_one_of
 from dpfl.federation import Federation
 from dpfl.models import Model, build, default_model
 from dpfl.planning import ali_dpfl, dp_fedavg, fedsgd_dpc, nbafl, udp
 from dpfl.planning.bounds import Facts, Planner
+from dpfl.planning.estimate_constants import Estimator
 from dpfl.streams import Streams
 from dpfl.systems import ALIDPFL, NbAFL, PrivateSystem
 from dpfl.systems.system import local_training
@@ -48,6 +49,7 @@ class Task:
     most_rounds: int = 300
     total_steps: int | None = None  # of dp-fedavg: then its rounds follow from its local steps
     all_overheard: bool = False  # of nbafl: whether all uploads count as overheard, as they are by the server
+    estimator: Estimator = "general"  # of fedsgd-dpc: whether Y₀ and Γ are estimated as its authors do
     own_model: Model | None = None  # one that was handed over in Python; None: the one that the config names
 
     def __post_init__(self) -> None:
@@ -62,6 +64,12 @@ class Task:
             raise BadInput(
                 f"max_rounds must be at least the {overheard} exposures, was {self.most_rounds}: nobody"
                 " hears more uploads than there are rounds; raise it, or lower exposures"
+            )
+        require_one_of("estimator", self.estimator, get_args(Estimator))
+        if self.estimator == "paper" and self.system.name != "fedsgd-dpc":
+            raise BadInput(
+                f"estimator must be 'general' for {self.system.name}, was 'paper': only fedsgd-dpc's paper says how"
+                " constants are to be estimated; leave it out"
             )
         if self.total_steps is not None:
             require_count("total_steps", self.total_steps, "allow at least one step")

@@ -92,6 +92,50 @@ def _fits(mechanism: Mechanism, releases: int, budget: Budget) -> bool:
     return RenyiFilter(budget, mechanism).affords(mechanism, releases)
 
 
+def decaying_noise_multipliers(
+    falls: Sequence[Mapping[float, int]], budgets: Sequence[Budget], *, sampling_rate: float
+) -> list[float]:
+    """Return for each client the first Gaussian noise at which a plan fits whose noise falls along the way.
+
+    falls: how many releases come at which part of the first noise, for each client. The ledger's filter counts them in
+        the order in which they come; a sum is the same in any.
+    """
+    found = []
+    for fall, budget in zip(falls, budgets, strict=True):
+        path = tuple(sorted(fall.items(), reverse=True))
+        if sampling_rate == 1:
+            (worth,) = _worth((budget,))
+            found.append(math.sqrt(math.fsum(count / part**2 for part, count in path)) / float(worth) * (1 + _ROUNDING))
+        else:
+            found.append(_first_of_a_path(sampling_rate, path, budget))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _first_of_a_path(sampling_rate: float, path: tuple[tuple[float, int], ...], budget: Budget) -> float:
+    """Search between the noise that all releases would need and that which the last of them leaves room for."""
+    low = _filtered(sampling_rate, sum(count for _, count in path), budget)
+    high = low / min(part for part, _ in path)
+    while not _fits_falling(high, sampling_rate, path, budget):
+        low, high = high, 1.1 * high
+    if _fits_falling(low, sampling_rate, path, budget):
+        return low
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _fits_falling(middle, sampling_rate, path, budget) else (middle, high)
+    return high * (1 + 2 * _ROUNDING)
+
+
+def _fits_falling(first: float, sampling_rate: float, path: tuple[tuple[float, int], ...], budget: Budget) -> bool:
+    spent = RenyiFilter(budget, Mechanism("gaussian", first, sampling_rate))
+    for part, count in path:
+        now = Mechanism("gaussian", first * part, sampling_rate)
+        if not spent.affords(now, count):
+            return False
+        spent.pay(now, count)
+    return True
+
+
 def gaussian_noise_stds(
     sensitivities: Sequence[float],
     releases: Sequence[int],
@@ -115,18 +159,20 @@ def gaussian_noise_stds(
     return [bound * multiplier for bound, multiplier in zip(sensitivities, multipliers, strict=True)]
 
 
-def beside_a_count(multiplier: float, records: int) -> tuple[float, float]:
+def beside_a_count(multiplier: float, records: int, cohort: int) -> tuple[float, float]:
     """Share a release out between an upload and a count of so many records: two multipliers that cost as much as one.
 
-    In Gaussian DP 1/z² = 1/z_u² + 1/z_c². The count is noised by a twentieth of what is counted (as Andrew et al.,
-    2021, do), so that a client's share is known to 5 %, but never so little that it takes more than a tenth of the
-    price. Returned are z_u, in sensitivities of the upload, and z_c, for a record that counts for 1 when it is replaced
-    by another.
+    In Gaussian DP 1/z² = 1/z_u² + 1/z_c². Counts are noised so that the share of all K clients together is known to a
+    twentieth (as Andrew et al., 2021, have it), each client's to √K times that, but never so little that a count takes
+    more than a tenth of the price. Returned are z_u, in sensitivities of the upload, and z_c, for a record that counts
+    for 1 when it is replaced by another.
 
-    >>> [round(one, 3) for one in beside_a_count(10.0, 6000)]
+    >>> [round(one, 3) for one in beside_a_count(10.0, 6000, 1)]
     [10.006, 300.0]
+    >>> [round(one, 3) for one in beside_a_count(10.0, 6000, 25)]
+    [10.0, 1500.0]
     """
-    of_count = max(records / 20, math.sqrt(10) * multiplier)
+    of_count = max(records * math.sqrt(cohort) / 20, math.sqrt(10) * multiplier)
     return 1 / math.sqrt(multiplier**-2 - of_count**-2), of_count
 
 

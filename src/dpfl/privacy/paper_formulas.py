@@ -53,6 +53,25 @@ def udp_recomputed_noise_std(
     return math.sqrt((rounds - done) / left)
 
 
+def udp_log_moment(*, cohort_rate: float, ratio: float, moment: int, swapped: bool = False) -> float:
+    """Return ln D(ν₁, ν₀) = ln E_{z∼ν₀}(ν₁/ν₀)^(λ+1) (UDP, equations 7 and 14), or swapped ln D(ν₀, ν₁) (equation 8).
+
+    ν₀ is N(0, σ²), ν₁ the mixture qN(Δ, σ²) + (1−q)N(0, σ²), the ratio is Δ/σ. In z/σ the integrand is a Gaussian times
+    a power of 1 − q + q·e^(z·Δ/σ − Δ²/2σ²), smooth and without bound: it is added up in logarithms, on a fine grid.
+    """
+    power = -moment if swapped else moment + 1
+    lowest, highest = min(0.0, power * ratio) - 12, max(0.0, power * ratio) + 12  # where the integrand lives
+    z = np.linspace(lowest, highest, math.ceil(100 * (highest - lowest)))
+    with np.errstate(divide="ignore"):  # ln 0 where every client takes part
+        log_ratio = np.logaddexp(np.log1p(-cohort_rate), np.log(cohort_rate) + z * ratio - ratio**2 / 2)
+    return float(logsumexp(-(z**2) / 2 + power * log_ratio) + math.log((z[1] - z[0]) / math.sqrt(2 * math.pi)))
+
+
+def udp_log_moment_bound(*, cohort_rate: float, ratio: float, moment: int) -> float:
+    """Return qλ(λ+1)Δ²/(2σ²), which is to bound ln D(ν₁, ν₀) where λΔ²/(2σ²) is small (UDP, equation 15)."""
+    return cohort_rate * moment * (moment + 1) * ratio**2 / 2
+
+
 def udp_cautions(budgets: Sequence[Budget]) -> tuple[str, ...]:
     """Say for which budgets equation (10) does not even keep its own promise, with every client in every round."""
     worst = max(budgets, key=lambda budget: _udp_worth(budget) / budget.epsilon)

@@ -1,5 +1,6 @@
 """The plot of an experiment: what the paper's formula gives, and what the same ε gives where it is true."""
 
+import base64
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +43,7 @@ def draw(plain: Mapping[str, Any], path: Path) -> None:
     width = 5.2 if numeric else max(5.2, 0.6 * len(columns))
     figure = Figure(figsize=(width * len(panels) + 1.8, 4.0), layout="constrained")
     FigureCanvasAgg(figure)
-    beside = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    beside = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     colours = colormaps["viridis" if len(rows) > 10 else "tab10"]
     for axes, (title, places, key) in zip(beside, panels, strict=True):
         for place, row in enumerate(rows):
@@ -72,4 +73,21 @@ def draw(plain: Mapping[str, Any], path: Path) -> None:
         *beside[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8,
         title=plain["down"] + ("\n(× printed in the paper)" if crosses else ""), title_fontsize=8,
     )  # fmt: skip
+    figure.savefig(path, dpi=120)
+
+
+def draw_portraits(rows: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """Draw what models take for each class: a line of grey images a row, under its label."""
+    import numpy as np
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 1.2 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    places = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
+    for axes, (label, portraits) in zip(places, rows.items(), strict=True):
+        grey = np.frombuffer(base64.b64decode(portraits["grey"]), dtype=np.uint8).reshape(portraits["shape"])
+        axes.imshow(np.concatenate(list(grey), axis=1), cmap="gray", vmin=0, vmax=255)
+        axes.set_title(label, fontsize=9)
+        axes.set_axis_off()
     figure.savefig(path, dpi=120)

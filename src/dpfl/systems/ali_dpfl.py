@@ -2,24 +2,28 @@
 
 Two things are short: communication rounds (R_s, here `rounds`) and local steps, of which the budget allows R_c. Where
 rounds are plenty (R_s ≥ R_c) one step a round is best; otherwise τ* (equation 9) is computed after every round. It
-needs the curvature μ of the loss. The paper takes it from exact local gradients, an uncounted release; in tight
-calibration it comes from the noised uploads: the mean gradient of a round is −their sum/(ητ), and μ is by how much
-it changed from the last round to this one, over the way between the two models.
+needs the curvature μ of the loss. The paper takes it from exact local gradients, an uncounted release: by how much
+each client's changes from the new aggregate to its own model (`curvature_from = "aggregate"`; this option's default,
+from the model it began with, is what trainings before release 0.3 did). In tight calibration it comes from the noised
+uploads: the mean gradient of a round is −their sum/(ητ), and μ is by how much it changed from the last round to this
+one, over the way between the two models.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from dpfl.errors import require_count, require_not_negative, require_positive
-from dpfl.orders import Need, Order, Poisson
+from dpfl.orders import Need, Order, Poisson, Question
 from dpfl.privacy.budget import Promise
-from dpfl.systems.dpsgd import affordable_steps, dpsgd_order
-from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, require_all_clients
+from dpfl.systems.dpsgd import affordable_steps, dpsgd_order, require_divisor
+from dpfl.systems.system import ADDED_0_3, Feedback, PrivateSystem, Problem, State, require_all_clients
+
+_QUESTIONS: dict[str, Question] = {"broadcast": "curvature", "aggregate": "curvature from the sum"}
 
 
 def optimal_local_steps(
@@ -64,6 +68,10 @@ class ALIDPFL(PrivateSystem[ALIState]):
     sampling_rate: float = 0.5  # q
     noise_multiplier: float = 4.0  # σ, in units of the clip
     heterogeneity: float = 10.0  # Γ, how far apart the clients' best losses are; 0 for clients that are alike
+    curvature_from: Literal["broadcast", "aggregate"] = field(
+        default="broadcast", metadata=ADDED_0_3
+    )  # what each client's model is compared with for μ, in paper calibration: what it began with, or the new sum
+    divisor: float | None = field(default=None, metadata=ADDED_0_3)  # of gradients' sums; None: expected batch size
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,6 +80,7 @@ class ALIDPFL(PrivateSystem[ALIState]):
         Poisson(self.sampling_rate)
         require_positive("noise_multiplier", self.noise_multiplier, "try 1.1")
         require_not_negative("heterogeneity", self.heterogeneity, "use 0 for clients that are alike")
+        require_divisor(self.divisor)
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -83,7 +92,7 @@ class ALIDPFL(PrivateSystem[ALIState]):
             return frozenset({"model"})
         apart = [len(value) for value in (self.epsilon, self.delta) if isinstance(value, tuple)]
         short = self.rounds < max(self._affordable(max(apart, default=1)))
-        return frozenset({"model", "curvature"} if short else {"model"})
+        return frozenset({"model", _QUESTIONS[self.curvature_from]} if short else {"model"})
 
     def promise(self, sizes: Sequence[int]) -> Promise:
         """Promise (ε_i, δ_i) for a record added or removed, against the server."""
@@ -105,7 +114,11 @@ class ALIDPFL(PrivateSystem[ALIState]):
 
     def orders(self, state: ALIState) -> dict[int, Order]:
         """Order τ steps of DP-SGD, or as many as the client can still pay for."""
-        return {client: self._order(min(state.steps, left)) for client, left in enumerate(state.left) if left > 0}
+        return {
+            client: self._order(state.round, min(state.steps, left))
+            for client, left in enumerate(state.left)
+            if left > 0
+        }
 
     def adapt(self, state: ALIState, feedback: Feedback) -> ALIState:
         """Choose τ for the next round; end where nobody can pay for another step."""
@@ -116,7 +129,7 @@ class ALIDPFL(PrivateSystem[ALIState]):
         if self.rounds >= state.total_steps:  # τ stays 1
             return replace(state, left=left)
         assert feedback.total is not None
-        gradient = -feedback.total / (self.lr * state.steps)  # whatever the server makes of the sum
+        gradient = -feedback.total / (self.rate(state.round - 1) * state.steps)  # whatever the server makes of the sum
         curvature = self._curvature(state, gradient, feedback)
         moved = float(torch.linalg.vector_norm(state.model - state.before))
         state = replace(state, left=left, before=state.model, gradient=gradient, moved=moved)
@@ -140,7 +153,7 @@ class ALIDPFL(PrivateSystem[ALIState]):
 
     def _curvature(self, state: ALIState, gradient: Tensor, feedback: Feedback) -> float:
         if self.calibration == "paper":
-            told = feedback.answers["curvature"]
+            told = feedback.answers[_QUESTIONS[self.curvature_from]]
             total = sum(state.problem.sizes[client] for client in told)
             return math.fsum(state.problem.sizes[client] / total * one for client, one in told.items())
         if state.gradient is None or state.moved == 0:
@@ -148,10 +161,10 @@ class ALIDPFL(PrivateSystem[ALIState]):
         return float(torch.linalg.vector_norm(gradient - state.gradient)) / state.moved
 
     def _affordable(self, clients: int) -> tuple[int, ...]:
-        return affordable_steps(self._order(1), self.budgets(clients), self.calibration)
+        return affordable_steps(self._order(0, 1), self.budgets(clients), self.calibration)
 
-    def _order(self, steps: int) -> Order:
+    def _order(self, done: int, steps: int) -> Order:
         return dpsgd_order(
-            steps=steps, lr=self.lr, sampling_rate=self.sampling_rate, clip=self.clip,
-            noise_multiplier=self.noise_multiplier,
+            steps=steps, lr=self.rate(done), sampling_rate=self.sampling_rate, clip=self.clip,
+            noise_multiplier=self.noise_multiplier, divisor=self.divisor,
         )  # fmt: skip

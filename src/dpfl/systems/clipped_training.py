@@ -23,11 +23,10 @@ from dpfl.systems.system import ADDED_0_3, Feedback, PrivateSystem, State, local
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedState(State):
-    """The state, and what everybody clips to now."""
+    """The state, and what everybody clips to, where that follows the median; None where it stays as it was given."""
 
-    clip: float  # C
-    first_clip: float
-    bounds: tuple[float, ...]  # Δ_i at the first C and rate, which later ones are measured by
+    clip: float | None = None  # C now
+    first_clip: float | None = None
 
 
 C = TypeVar("C", bound=ClippedState)
@@ -117,10 +116,10 @@ class ClippedTraining(PrivateSystem[C]):
         """Return q = K/N."""
         return (self.cohort or clients) / clients
 
-    def begin_clip(self, model: Tensor) -> float:
-        """Return the C of the first round, which tells nothing about anybody's records."""
-        if not isinstance(self.clip, str):
-            return self.clip
+    def begin_clip(self, model: Tensor) -> float | None:
+        """Return the C that the median begins with, which tells nothing about anybody's records."""
+        if not self.follows_the_median:
+            return None
         if self.first_clip is not None or not self.clips_parameters:
             return self.first_clip or 1.0
         return float(torch.linalg.vector_norm(model.double())) or 1.0
@@ -140,37 +139,50 @@ class ClippedTraining(PrivateSystem[C]):
         proved = record_sensitivity(self.order(clip, done, records, None), records)
         return proved / records if self.claims else proved
 
-    def first_bounds(self, clip: float, sizes: Sequence[int]) -> tuple[float, ...]:
-        """Return every client's Δ_i at the first C and rate."""
-        reaches = {records: self.reach(clip, 0, records) for records in set(sizes)}
-        return tuple(reaches[records] for records in sizes)
+    def clip_now(self, clip: float | None) -> float:
+        """Return C: what follows the median, or else what was given."""
+        if clip is not None:
+            return clip
+        assert not isinstance(self.clip, str)
+        return self.clip
+
+    def first_bounds(self, clip: float | None, sizes: Sequence[int]) -> list[float]:
+        """Return clients' Δ_i at the first C and rate, in terms of which noise is chosen."""
+        reaches = {records: self.reach(self.clip_now(clip), 0, records) for records in set(sizes)}
+        return [reaches[records] for records in sizes]
 
     def noised_orders(self, state: C, stds: Mapping[int, float]) -> dict[int, Order]:
         """Order the round of some clients, under noise that is given in terms of the first C and rate.
 
         It grows and shrinks with Δ_i, so that a round costs what it would have cost then.
         """
-        first, sizes, counted = next(iter(stds), 0), state.problem.sizes, "counts" in self.needs
-        growth = self.reach(state.clip, state.round, sizes[first]) / state.bounds[first]  # of every client's Δ_i
+        clip, sizes, counted = self.clip_now(state.clip), state.problem.sizes, "counts" in self.needs
+        cohort = self.cohort or len(sizes)
+        of_size = {sizes[client] for client in stds}
+        firsts = {records: self.reach(self.clip_now(state.first_clip), 0, records) for records in of_size}
+        growths = {records: self.reach(clip, state.round, records) / firsts[records] for records in of_size}
         orders = {}
         for client, std in stds.items():
-            bound, count_noise = state.bounds[client], None
+            records, count_noise = sizes[client], None
             if counted:
-                multiplier, of_count = beside_a_count(std / bound, sizes[client])
-                std, count_noise = multiplier * bound, Gaussian(of_count)  # a replaced record counts for 1
-            orders[client] = self.order(state.clip, state.round, sizes[client], Gaussian(std * growth), count_noise)
+                multiplier, of_count = beside_a_count(std / firsts[records], records, cohort)
+                std, count_noise = multiplier * firsts[records], Gaussian(of_count)  # a replaced record counts for 1
+            noise = Gaussian(std * growths[records])
+            orders[client] = self.order(clip, state.round, records, noise, count_noise)
         return orders
 
     def next_clip(self, state: C, feedback: Feedback) -> float:
         """Return the C of the next round: the median of what was told, or a step towards where half is unclipped."""
-        clip = state.clip
+        clip, first = state.clip, state.first_clip
+        assert clip is not None
+        assert first is not None
         if "length" in feedback.answers:
             told = [length for length in feedback.answers["length"].values() if 0 < length < math.inf]
             clip = statistics.median(told) if told else clip
         elif feedback.counts is not None:
             share = min(max(0.5 + feedback.counts, 0.0), 1.0)  # whatever the noise makes of it
             clip *= math.exp(-_STEP * (share - 0.5))
-        return min(max(clip, state.first_clip / _FURTHEST), state.first_clip * _FURTHEST)
+        return min(max(clip, first / _FURTHEST), first * _FURTHEST)
 
 
 def record_sensitivity(order: Order, records: int) -> float:

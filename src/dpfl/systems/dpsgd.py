@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from dpfl.errors import BadInput
+from dpfl.errors import BadInput, require_positive
 from dpfl.orders import Full, Gaussian, Order, Poisson, RecordClip
 from dpfl.privacy.accounting import Mechanism, most_steps, tight
 from dpfl.privacy.budget import Budget, Calibration
@@ -11,13 +11,31 @@ from dpfl.privacy.ledger import release_of
 from dpfl.privacy.paper_formulas import ali_total_steps
 
 
-def dpsgd_order(*, steps: int, lr: float, sampling_rate: float, clip: float, noise_multiplier: float) -> Order:
-    """Order DP-SGD: noise of `noise_multiplier`·C on the sum of the clipped gradients, in every step."""
+def dpsgd_order(
+    *,
+    steps: int,
+    lr: float,
+    sampling_rate: float,
+    clip: float,
+    noise_multiplier: float,
+    proximal: float = 0.0,
+    divisor: float | None = None,
+) -> Order:
+    """Order DP-SGD: noise of `noise_multiplier`·C on the sum of the clipped gradients, in every step.
+
+    divisor: of that sum; None for the expected batch size. The noise is on the sum, so it changes no price.
+    """
     return Order(
         steps=steps, learning_rate=lr, batch=Full() if sampling_rate == 1 else Poisson(sampling_rate),
         clip=RecordClip(clip),
-        noise=Gaussian(noise_multiplier * clip), noise_on="step",
+        noise=Gaussian(noise_multiplier * clip), noise_on="step", proximal=proximal, fixed_divisor=divisor,
     )  # fmt: skip
+
+
+def require_divisor(divisor: float | None) -> None:
+    """Refuse a divisor that is no positive number, under the name of the option that it was given for."""
+    if divisor is not None:
+        require_positive("divisor", divisor, "leave it out for the expected batch size")
 
 
 def affordable_steps(order: Order, budgets: Sequence[Budget], calibration: Calibration) -> tuple[int, ...]:

@@ -6,19 +6,19 @@ nothing more: it may give its steps momentum, and end with the mean of the last 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from torch import Tensor
 
-from dpfl.errors import BadInput, require_count, require_positive
+from dpfl.errors import BadInput, require_count, require_not_negative, require_positive
 from dpfl.orders import Order, Poisson
 from dpfl.privacy.accounting import tight
 from dpfl.privacy.budget import Promise
 from dpfl.privacy.calibration import noise_multipliers
 from dpfl.privacy.paper_formulas import ali_epsilon
-from dpfl.systems.dpsgd import affordable_steps, dpsgd_order
-from dpfl.systems.system import Feedback, PrivateSystem, Problem, State, planned_replies
+from dpfl.systems.dpsgd import affordable_steps, dpsgd_order, require_divisor
+from dpfl.systems.system import ADDED_0_3, Feedback, PrivateSystem, Problem, State, planned_replies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,8 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
     lr: float = 2.0
     sampling_rate: float = 0.5  # q
     noise_multiplier: float | None = None  # σ, in units of the clip; None: the least at which all rounds fit
+    proximal: float = field(default=0.0, metadata=ADDED_0_3)  # μ of a pull towards the broadcast model
+    divisor: float | None = field(default=None, metadata=ADDED_0_3)  # of gradients' sums; None: expected batch size
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,6 +48,8 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
         Poisson(self.sampling_rate)
         if self.noise_multiplier is not None:
             require_positive("noise_multiplier", self.noise_multiplier, "leave it out for the least that fits")
+        require_not_negative("proximal", self.proximal, "use 0 for no pull")
+        require_divisor(self.divisor)
 
     @property
     def course(self) -> "tuple[DPSGDFedAvg, int] | None":
@@ -53,7 +57,7 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
         apart = self.cohort is not None or isinstance(self.epsilon, tuple) or isinstance(self.delta, tuple)
         if self.noise_multiplier is None or self.averaged or apart:
             return None
-        (paid,) = affordable_steps(self._order(self.noise_multiplier), self.budgets(1), self.calibration)
+        (paid,) = affordable_steps(self._order(0, self.noise_multiplier), self.budgets(1), self.calibration)
         if paid < self.local_steps:
             return None  # as `begin` will say
         any_budget = replace(self, rounds=1, epsilon=1.0, delta=1e-5, calibration="tight")
@@ -76,7 +80,7 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
                 accountant=tight if self.calibration == "tight" else ali_epsilon,
             )  # fmt: skip
             return replace(state, noise_multipliers=tuple(multipliers))
-        left = affordable_steps(self._order(self.noise_multiplier), granted, self.calibration)
+        left = affordable_steps(self._order(0, self.noise_multiplier), granted, self.calibration)
         if max(left) < self.local_steps:
             raise BadInput(
                 f"local_steps must be at most the {max(left)} that a budget affords in all, was {self.local_steps};"
@@ -100,7 +104,7 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
     def orders(self, state: DPSGDState) -> dict[int, Order]:
         """Order τ steps from all clients of the cohort that can pay for them."""
         return {
-            client: self._order(state.noise_multipliers[client])
+            client: self._order(state.round, state.noise_multipliers[client])
             for client in state.cohort
             if state.left[client] >= self.local_steps
         }
@@ -110,8 +114,8 @@ class DPSGDFedAvg(PrivateSystem[DPSGDState]):
         used = dict.fromkeys(feedback.answered, self.local_steps)
         return replace(state, left=tuple(left - used.get(client, 0) for client, left in enumerate(state.left)))
 
-    def _order(self, noise_multiplier: float) -> Order:
+    def _order(self, done: int, noise_multiplier: float) -> Order:
         return dpsgd_order(
-            steps=self.local_steps, lr=self.lr, sampling_rate=self.sampling_rate, clip=self.clip,
-            noise_multiplier=noise_multiplier,
+            steps=self.local_steps, lr=self.rate(done), sampling_rate=self.sampling_rate, clip=self.clip,
+            noise_multiplier=noise_multiplier, proximal=self.proximal, divisor=self.divisor,
         )  # fmt: skip

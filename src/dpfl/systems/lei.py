@@ -70,7 +70,7 @@ class Lei(ClippedTraining[LeiState]):
             stds = tuple(gaussian_noise_stds(bounds, planned, self.budgets(clients)))
         return LeiState(
             problem=problem, model=model, rounds=self._last_round(problem, planned), clip=clip, first_clip=clip,
-            bounds=bounds, first_stds=stds, planned=tuple(planned), given=(0,) * clients,
+            first_stds=stds, planned=tuple(planned), given=(0,) * clients,
         )  # fmt: skip
 
     def orders(self, state: LeiState) -> dict[int, Order]:

@@ -74,8 +74,8 @@ class UDP(ClippedTraining[UDPState]):
         """Choose each client's noise for the rounds that are planned."""
         nothing, clip = (0.0,) * len(problem.sizes), self.begin_clip(model)
         state = UDPState(
-            problem=problem, model=model, rounds=self.rounds, clip=clip, first_clip=clip,
-            bounds=self.first_bounds(clip, problem.sizes), noise_stds=nothing, precisions=nothing,
+            problem=problem, model=model, rounds=self.rounds, clip=clip, first_clip=clip, noise_stds=nothing,
+            precisions=nothing,
         )  # fmt: skip
         state = replace(state, noise_stds=self._noise_stds(state))
         return state if self.discount is None else replace(state, loss=self._watched(problem, feedback))
@@ -118,7 +118,8 @@ class UDP(ClippedTraining[UDPState]):
 
     def _noise_stds(self, state: UDPState) -> tuple[float, ...]:
         """Share what is left of each budget among the rounds that are left."""
-        problem, granted, bounds = state.problem, self.budgets(len(state.problem.sizes)), state.bounds
+        problem, granted = state.problem, self.budgets(len(state.problem.sizes))
+        bounds = self.first_bounds(state.first_clip, problem.sizes)
         if self.calibration == "tight":
             spent = [bound**2 * sum_ for bound, sum_ in zip(bounds, state.precisions, strict=True)]
             replies = planned_replies(problem, state.round + 1, state.rounds)

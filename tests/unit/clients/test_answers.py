@@ -22,7 +22,8 @@ from dpfl.orders import Question
 from dpfl.streams import Streams
 from grids import each
 
-SIZES, BOTH = (7, 4, 30, 12, 1, 7), ("loss", "curvature")
+SIZES = (7, 4, 30, 12, 1, 7)
+ALL: tuple[Question, ...] = ("loss", "curvature", "curvature from the sum")
 
 
 def records(*shape: int, classes: int | None, seed: int = 1, sizes: tuple[int, ...] = SIZES) -> tuple[Records, ...]:
@@ -63,13 +64,13 @@ def test_answers_are_those_of_the_reference_client(name: str, room: int | None) 
     shape = (1, 14, 14) if "cnn" in name else (5,)
     model = build(name, shape=shape, classes=classes, rng=Streams(0).public.generator("model"))
     model.module.double()
-    assert_same(*both(model, records(*shape, classes=classes), BOTH, (1, 2, 5), room))
+    assert_same(*both(model, records(*shape, classes=classes), ALL, (1, 2, 5), room))
 
 
 def test_only_those_who_uploaded_tell_a_curvature_and_everyone_tells_the_loss() -> None:
     model = Model(nn.Linear(5, 3).double(), cross_entropy)
-    ours, theirs = both(model, records(5, classes=3), BOTH, (3, 0))
-    assert (set(ours["loss"]), set(ours["curvature"])) == (set(range(6)), {0, 3})
+    ours, theirs = both(model, records(5, classes=3), ALL, (3, 0))
+    assert [set(ours[one]) for one in ALL] == [set(range(6)), {0, 3}, {0, 3}]
     assert_same(ours, theirs)
     nobody, _ = both(model, records(5, classes=3), ("curvature",), ())
     assert nobody == {"curvature": {}}
@@ -77,12 +78,12 @@ def test_only_those_who_uploaded_tell_a_curvature_and_everyone_tells_the_loss() 
 
 
 def test_a_loss_that_is_a_mean_is_told_apart() -> None:
-    assert_same(*both(Model(nn.Linear(5, 3).double(), functional.cross_entropy), records(5, classes=3), BOTH, (0, 2)))
+    assert_same(*both(Model(nn.Linear(5, 3).double(), functional.cross_entropy), records(5, classes=3), ALL, (0, 2)))
 
 
 def test_layers_that_draw_are_asked_one_by_one_and_draw_nothing() -> None:
     model = Model(nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.Linear(6, 3)).double(), cross_entropy)
-    ours, theirs = both(model, records(5, classes=3), BOTH, (0, 2))
+    ours, theirs = both(model, records(5, classes=3), ALL, (0, 2))
     assert ours == theirs
 
 
@@ -102,6 +103,11 @@ def test_a_client_larger_than_the_memory_is_asked_in_blocks() -> None:
 
     answers = Answers(Pool(data), room=1, rows=5, footprint=50, spread=spread)
     before, moved = model.vector(), uploads(model, range(6))
-    theirs = ReferenceClients(model, data, Streams(0)).answer(BOTH, before, Separate(moved), before)
-    assert_same({"loss": answers.losses(layers, before), "curvature": answers.curvatures(before, moved)}, theirs)
+    theirs = ReferenceClients(model, data, Streams(0)).answer(ALL, before, Separate(moved), before)
+    ours = {
+        "loss": answers.losses(layers, before),
+        "curvature": answers.curvatures(before, moved),
+        "curvature from the sum": answers.curvatures(before, moved, before),
+    }
+    assert_same(ours, theirs)
     assert max(seen) == 5

@@ -150,6 +150,7 @@ def made_up(cell: Cell, place: int) -> dict[str, Any]:
     return {
         "key": cell.key, "answer": 5, "loss": losses, "accuracy": rates, "validation_loss": losses,
         "rounds": [5] * cell.repetitions, "history": [history] * cell.repetitions,
+        "distinctness": rates, "portraits": {"shape": [1, 1, 1], "grey": "AA=="},
         "privacy": privacy if calibration else None, "seconds": 1.0, "device": "cpu", "date": "2026-01-01",
     }  # fmt: skip
 

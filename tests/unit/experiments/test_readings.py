@@ -123,7 +123,8 @@ def test_each_reading_has_a_verdict(twice: Experiment, tmp_path: Path) -> None:
     assert verdicts.failed_under == ["paper"]
     assert {look: one.pairs for look, one in verdicts.by.items()} == {"paper": 2, "ours": 3, "true": 3}
     text = markdown(found)
-    assert "| claim | under the paper's reading | under our reading | at true ε |" in text
+    readings = "| claim | under the paper's reading (2 repetitions) | under our reading (3 repetitions) |"
+    assert f"{readings} at true ε (3 repetitions) |" in text
     assert (
         "“noise costs” failed under the paper's reading. What would decide it: the rate, which is not printed." in text
     )
@@ -146,7 +147,7 @@ def test_a_reading_that_nobody_tried_decides_nothing(twice: Experiment, tmp_path
     assert [one.verdict for one in verdicts.by.values()] == ["not tried", "held", "open"]
     assert "Not tried yet: `dpfl reproduce twice --scale paper`." in markdown(found)
     assert tally([found]) == (
-        "1 claims are tested here: under the paper's reading 1 not tried yet; under our reading 1 held; at true ε 1"
+        "1 claim is tested here: under the paper's reading 1 not tried yet; under our reading 1 held; at true ε 1"
         " stayed open."
     )
 
@@ -159,7 +160,12 @@ def test_a_place_that_is_not_trained_is_left_out_and_said(twice: Experiment, tmp
     store.records.update(whole)
     partly = Results(twice, store, seed=1)
     assert (found.left, partly.left) == (0, 1)
-    assert partly.verdicts()[0].by["paper"].pairs == 1
+    (verdicts,) = partly.verdicts()
+    assert {look: (one.pairs, one.so_far) for look, one in verdicts.by.items()} == {
+        "paper": (1, True), "ours": (3, False), "true": (3, False),
+    }  # fmt: skip
+    assert " so far" in str(verdicts.by["paper"])
+    assert " so far" not in str(verdicts.by["ours"])
     assert "1 of 4 places are not tried yet; claims are judged on the others." in markdown(partly)
 
 
@@ -178,7 +184,7 @@ def test_figures_that_are_one_training_are_one_claim(twice: Experiment, tmp_path
     other = alike(twice, tmp_path, accuracy, "accuracy")
     both = [filled(twice, tmp_path), filled(other, tmp_path)]
     assert both[0].verdicts()[0].about == both[1].verdicts()[0].about
-    assert tally(both).startswith("1 claims are tested here: under the paper's reading 1 failed;")
+    assert tally(both).startswith("1 claim is tested here: under the paper's reading 1 failed;")
     rounds = alike(twice, tmp_path, TWICE.replace('measure = "loss"', 'measure = "rounds"'), "rounds")
     assert tally([*both, filled(rounds, tmp_path)]).startswith("2 claims")  # how long is not how well
     elsewhere = alike(twice, tmp_path, TWICE.replace("lr = 1.0", "lr = 0.5"), "elsewhere")
@@ -188,7 +194,7 @@ def test_figures_that_are_one_training_are_one_claim(twice: Experiment, tmp_path
 def test_panels_of_ours_are_in_no_tally(twice: Experiment, tmp_path: Path) -> None:
     own = filled(alike(twice, tmp_path, "own = true\n" + TWICE, "own"), tmp_path)
     assert tally([own]) == "None of this is a claim of a paper."
-    assert tally([own, filled(twice, tmp_path)]).startswith("1 claims")
+    assert tally([own, filled(twice, tmp_path)]).startswith("1 claim ")
     assert "A panel of ours" in markdown(own)
 
 

@@ -267,6 +267,25 @@ def test_a_curve_is_read_off_at_a_round_and_stays_where_it_ended() -> None:
     assert restored(record, "loss", 4) == [float("inf")]  # it diverged
 
 
+def test_the_best_round_is_that_of_each_repetition(tmp_path: Path) -> None:
+    other = HISTORY | {"accuracy": [None, 0.4, 0.1]}
+    assert restored({"history": [HISTORY, other]}, "best_accuracy", None) == [30.0, 40.0]
+    path = tmp_path / "best.toml"
+    path.write_text(
+        """
+title = "digits"
+measure = "accuracy"
+rows = [{ label = "last" }, { label = "best", measure = "best_accuracy" }]
+columns = [{ rounds = 3 }]
+base = { system = "fedavg", clients = 2 }
+"""
+    )
+    one = load(path, "paper")
+    last, best = (one.cells(row, one.columns[0], at_true=False, seed=1)[0][1] for row in one.rows)
+    assert (last.evaluate_every, best.evaluate_every) == (None, 1)  # one training, looked at in every round
+    assert last.config == best.config
+
+
 def test_costs_grow_with_what_is_trained(experiment: Experiment) -> None:
     short, long = (
         experiment.cells(experiment.rows[0], column, at_true=False, seed=1)[0][1] for column in experiment.columns

@@ -231,7 +231,18 @@ def test_the_sum_is_that_of_gradients_clipped_one_by_one(name: str, norm: int, c
 
 @each(
     "name",
-    ["mlp", "softmax", "softmax-no-bias", "linear", "svm", "femnist-cnn", "femnist-cnn-small", "udp-cnn", "ali-cnn"],
+    [
+        "mlp",
+        "softmax",
+        "softmax-no-bias",
+        "linear",
+        "svm",
+        "femnist-cnn",
+        "femnist-cnn-small",
+        "udp-cnn",
+        "ali-cnn",
+        "ali-authors-cnn",
+    ],
 )
 def test_the_papers_models(name: str) -> None:
     assert_trusted_and_right(*named(name))

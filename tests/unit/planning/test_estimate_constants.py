@@ -181,6 +181,30 @@ def test_ridge_regression(spectrum: Sequence[float], ridge: float, bias: bool) -
     assert found.gradient_bound == pytest.approx(found.lipschitz)
 
 
+@each(("spectrum", "ridge"), [(np.geomspace(0.5, 4.0, 6), 0.0), (np.geomspace(0.5, 4.0, 6), 0.3)])
+def test_fedsgd_dpcs_own_estimates_are_of_clients_that_train_alone(spectrum: Sequence[float], ridge: float) -> None:
+    clients = regression(spectrum, UNEQUAL)
+    model = Model(linear(len(spectrum)), half_square, ridge=ridge)
+    first, shares = model.vector().numpy(), np.array(UNEQUAL) / sum(UNEQUAL)
+    apart, least = [], []
+    for one in clients:
+        x, y = one.x.numpy(), one.y.numpy()
+        best = np.linalg.solve(x.T @ x / len(x) + ridge * np.eye(len(spectrum)), x.T @ y / len(x))
+        apart.append(float(np.sum((first - best) ** 2)))
+        least.append(float(np.mean((x @ best - y) ** 2) / 2 + ridge / 2 * best @ best))
+    found = estimate(model, clients, clip=None, streams=Streams(3), source="known records", estimator="paper")
+    assert_sound(found)
+    assert found.initial_distance == pytest.approx(shares @ apart, rel=CLOSE)
+    assert found.heterogeneity == pytest.approx(max(least) - shares @ least, rel=CLOSE)
+    general = probe(model, clients)
+    for name in CURVED:
+        if name in ("initial_distance", "heterogeneity"):
+            assert getattr(found, name) > 1.01 * getattr(general, name)  # neither is what the bound is about
+            assert found.notes[name].how.endswith("(FedSGD-DPC's)")
+        else:
+            assert getattr(found, name) == getattr(general, name)
+
+
 def test_clients_that_want_the_same_model_have_their_longest_gradients_at_first() -> None:
     # Whatever a client holds, its gradient H(w − w*) shrinks on the way down: G, B and Λ are those of the first model.
     one = regression(np.geomspace(0.5, 4.0, 6), [40])[0]

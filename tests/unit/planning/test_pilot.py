@@ -16,13 +16,20 @@ import numpy as np
 import pytest
 import torch
 
+from conformance.asking import request
+from dpfl.clients.beside import weighed
+from dpfl.clients.draws import own_stream
+from dpfl.clients.stacked import StackedClients
+from dpfl.clients.uploads import Summed
 from dpfl.config import Settings, parse
 from dpfl.errors import BadInput
 from dpfl.federation import Federation, Records
+from dpfl.orders import Gaussian, Order, RecordClip
 from dpfl.planning import Constants, Facts, Task, make, pilot
 from dpfl.planning.ali_dpfl import affordable
 from dpfl.planning.bounds import round_noise
-from dpfl.planning.pilot import Stage, Trials, trained, trial
+from dpfl.planning.pilot import PublicClients, Stage, Trials, trained, trial
+from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
 from dpfl.systems import PrivateSystem
 from dpfl.training import federation_of
@@ -205,6 +212,26 @@ def test_systems_that_ask_questions_get_public_answers() -> None:
     assert math.isfinite(trial(Stage(ali, time_limit=1.0, on_trial=None), ali.system, 1))
     tight = task("udp", discount=0.5, least_gain=10.0, rounds=16)
     assert math.isfinite(trial(Stage(tight, time_limit=1.0, on_trial=None), tight.system, 1))
+    for calibration in ("tight", "paper"):
+        median = task("udp", clip="median", calibration=calibration, rounds=3)
+        assert math.isfinite(trial(Stage(median, time_limit=1.0, on_trial=None), median.system, 1))
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_a_share_is_as_well_known_as_with_as_many_records_as_clients_have(separate: bool) -> None:
+    # Noise of 1e9 is all of a count; in a share of n records it is 1e9/n, whatever the stand-in holds.
+    of = task("udp", clip="median", rounds=1)
+    model, sizes, held, streams = of.model(), (600, 40), (3, 5), Streams(4)
+    records = tuple(Records(torch.zeros(n, 64), torch.zeros(n, dtype=torch.long)) for n in held)
+    capable = Stage(of, time_limit=1.0, on_trial=None).capabilities
+    clients = PublicClients(StackedClients(model, records, streams, capabilities=capable), sizes)
+    order = Order(steps=1, learning_rate=1.0, clip=RecordClip(1.0), count_noise=Gaussian(1e9))
+    asked = request(Ledger(None, sizes).charge({0: order, 1: order}), model.vector(), 1, {0: 0.25, 1: 0.75},
+                    separate=separate)  # fmt: skip
+    uploads = clients.perform(asked)
+    found = uploads.counts if isinstance(uploads, Summed) else weighed(asked, uploads.counts)
+    drawn = [own_stream(streams, "count", client, asked).standard_normal() for client in (0, 1)]
+    assert found == pytest.approx(0.25 * 1e9 / 600 * drawn[0] + 0.75 * 1e9 / 40 * drawn[1], rel=1e-6)
 
 
 @pytest.mark.parametrize(("name", "given"), [("dpsgd-fedavg", {"sampling_rate": 1.0}), ("pe-dpfl", {})])

@@ -15,6 +15,7 @@ from dpfl.errors import BadInput
 from dpfl.federation import Federation
 from dpfl.planning import PLANNERS, Constants, Facts, Form, Plan, Task, Void, by_bound, make, plan
 from dpfl.planning.ali_dpfl import affordable
+from dpfl.planning.constants import SYMBOLS
 from dpfl.streams import Streams
 from dpfl.systems import PrivateSystem
 from dpfl.training import federation_of, train
@@ -176,6 +177,19 @@ def test_steps_in_all_do_not_lift_the_limit_on_rounds() -> None:
     found = planned("dp-fedavg", lr=0.1, total_steps=120, most_rounds=20)
     assert found.best.rounds <= 20
     assert found.best.rounds * found.best.local_steps == pytest.approx(120, rel=0.2)
+
+
+def test_fedsgd_dpcs_own_estimates_are_asked_for_by_name() -> None:
+    asked = {"epsilon": 2.0, "lr": 0.2, "share": 0.3}
+    general, papers = (
+        make(replace(task("fedsgd-dpc", **asked), estimator=estimator)).constants for estimator in ("general", "paper")
+    )
+    differs = {name for name in SYMBOLS if getattr(general, name) != getattr(papers, name)}
+    assert differs == {"initial_distance", "heterogeneity"}
+    with pytest.raises(BadInput, match=r"^estimator must be 'general' for udp, was 'paper': only fedsgd-dpc's paper"):
+        replace(task("udp"), estimator="paper")
+    with pytest.raises(BadInput, match=r"^estimator must be one of general, paper, was 'papers'"):
+        replace(task("fedsgd-dpc"), estimator="papers")
 
 
 def test_steps_in_all_are_for_dp_fedavg_with_free_rounds() -> None:
@@ -545,6 +559,11 @@ def test_a_void_bound_names_the_inequality_for_the_numbers_as_given() -> None:
         planned("fedsgd-dpc", lr=0.6)
     with pytest.raises(Void, match=r"^lr_schedule must fall so slowly .* within a round of 10 steps, was 'inverse:2"):
         planned("dp-fedavg", lr=0.1, lr_schedule="inverse:2.0", local_steps=10, fixed=("local_steps",))
+    with pytest.raises(Void, match=r"^clip must be a number for the bound of udp, .* was 'median'"):
+        planned("udp", clip="median")
+    for options in ({"clipping": "model"}, {"local_steps": 2}, {"local_epochs": 2}):
+        with pytest.raises(Void, match=r"^clipping must be 'record' and local_steps 1 for the bound of udp"):
+            planned("udp", **options)
     for system in ("ali-dpfl", "dp-fedavg", "fedsgd-dpc"):
         with pytest.raises(Void, match=r"^strong_convexity \(μ\) must be above 0"):
             planned(system, **BOUNDED[system], constants=replace(CONSTANTS, strong_convexity=0.0))

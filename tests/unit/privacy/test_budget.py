@@ -100,12 +100,28 @@ FULL = promise(
 )  # fmt: skip
 
 
-@each("one", [FULL, promise(Budget(8.0, 1e-3)), promise(Budget(8.0, 1e-3), exposures=1)])
+OF_EACH = promise(Budget(8.0, 1e-3), Budget(4.0, 1e-3), claimed_sensitivity=(1 / 128, 0.5))
+
+
+@each("one", [FULL, promise(Budget(8.0, 1e-3)), promise(Budget(8.0, 1e-3), exposures=1), OF_EACH])
 def test_json_loses_nothing(one: Promise) -> None:
     plain = json.loads(json.dumps(one.to_plain(), allow_nan=False))
     assert Promise.from_plain(plain) == one
     assert Promise.from_plain(plain).to_plain() == one.to_plain()
     assert hash(Promise.from_plain(plain)) == hash(one)  # tuples again, not lists
+
+
+def test_what_a_paper_claims_is_a_share_of_what_is_proved_for_all_or_for_each() -> None:
+    assert promise(Budget(8.0, 1e-3)).claimed_shares is None
+    assert promise(Budget(8.0, 1e-3), Budget(4.0, 1e-3), claimed_sensitivity=(1.0, 1.0)).claimed_shares is None
+    assert promise(*FULL.budgets, claimed_sensitivity=1 / 4).claimed_shares == (1 / 4,) * 3
+    assert OF_EACH.claimed_shares == (1 / 128, 0.5)
+    with pytest.raises(
+        BadInput, match="claimed_sensitivity must be one number or one for each of the 1 clients, was 2"
+    ):
+        promise(Budget(8.0, 1e-3), claimed_sensitivity=(1.0, 0.5))
+    with pytest.raises(BadInput, match="claimed_sensitivity must be a finite number above 0"):
+        promise(Budget(8.0, 1e-3), Budget(4.0, 1e-3), claimed_sensitivity=(1.0, 0.0))
 
 
 def test_what_reads_a_promise_checks_it_again() -> None:

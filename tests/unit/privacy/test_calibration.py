@@ -14,7 +14,16 @@ from dpfl.errors import BadInput
 from dpfl.privacy import calibration
 from dpfl.privacy.accounting import Mechanism, tight, tight_each
 from dpfl.privacy.budget import Budget, budgets
-from dpfl.privacy.calibration import gaussian_noise_stds, noise_multipliers, overheard_noise_stds, shared_noise
+from dpfl.privacy.calibration import (
+    adaptive_noise_multipliers,
+    beside_a_count,
+    decaying_noise_multipliers,
+    gaussian_noise_stds,
+    noise_multipliers,
+    overheard_noise_stds,
+    shared_noise,
+)
+from dpfl.privacy.filters import RenyiFilter
 from dpfl.privacy.gaussian_dp import mu_of
 from dpfl.privacy.paper_formulas import udp_noise_std
 from grids import each
@@ -281,6 +290,17 @@ def test_overheard_noise_needs_a_delta() -> None:
         overheard_noise_stds(sensitivities=[1.0], exposures=1, cohorts={(0,): 1}, budgets=[Budget(1.0, 0.0)])
 
 
+@each("records", [1, 24, 800, 6000, 10**9])
+@each("multiplier", [1e-3, 0.5, 7.0, 300.0])
+@each("cohort", [1, 50])
+def test_a_count_costs_what_its_upload_saves_and_a_tenth_at_most(multiplier: float, records: int, cohort: int) -> None:
+    upload, count = beside_a_count(multiplier, records, cohort)
+    assert upload**-2 + count**-2 == pytest.approx(multiplier**-2, rel=1e-12)
+    assert upload <= multiplier * math.sqrt(10 / 9) * (1 + 1e-12)
+    if count > math.sqrt(10) * multiplier:  # where that is cheap, the mean of K shares is known to 5 %
+        assert count / records / math.sqrt(cohort) == pytest.approx(0.05)
+
+
 # The papers' formulas, and what a budget is
 
 
@@ -311,3 +331,27 @@ def test_one_number_is_for_all_clients_and_a_list_for_each() -> None:
 def test_a_budget_that_cannot_be_is_refused(epsilon: float, delta: float, field: str) -> None:
     with pytest.raises(BadInput, match=field):
         budgets(epsilon, delta, 3)
+
+
+@each("sampling_rate", [0.2, 1.0])
+def test_noise_that_falls_begins_no_higher_than_all_of_its_releases_need(sampling_rate: float) -> None:
+    granted, fall = Budget(3.0, 1e-4), {1.0: 6, 0.8: 6, 0.64: 2}
+
+    def fits(first: float) -> bool:
+        if sampling_rate == 1:
+            return sum(count / (first * part) ** 2 for part, count in fall.items()) <= float(mu_of(3.0, 1e-4)) ** 2
+        purse = RenyiFilter(granted, Mechanism("gaussian", first, sampling_rate))
+        for part, count in fall.items():  # one release at a time, as a ledger pays
+            for _ in range(count):
+                if not purse.affords(now := Mechanism("gaussian", first * part, sampling_rate), 1):
+                    return False
+                purse.pay(now, 1)
+        return True
+
+    (first,) = decaying_noise_multipliers([fall], [granted], sampling_rate=sampling_rate)
+    assert fits(first)
+    assert not fits(0.99 * first)
+    (constant,) = adaptive_noise_multipliers([14], [granted], sampling_rate=sampling_rate)
+    assert constant < first < constant / 0.64
+    (same,) = decaying_noise_multipliers([{1.0: 14}], [granted], sampling_rate=sampling_rate)
+    assert same == pytest.approx(constant, rel=1e-3)

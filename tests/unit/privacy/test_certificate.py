@@ -389,6 +389,14 @@ def test_nbafls_sensitivity_is_worth_nothing_like_it_claims() -> None:
     assert server.claimed_epsilon == worth(math.sqrt(2) / 2 / 50)
 
 
+def test_a_claim_can_be_another_for_each_client() -> None:
+    # Both move by 2C = 2 under noise of 4, μ = ½; that is 1/5 and 1/100 of it to whoever divides by their records.
+    order = noised(1.0, clip=ModelClip(1.0), noise=Gaussian(4.0), steps=5)
+    ledger = begun(*[Budget(8.0, DELTA)] * 2, sizes=(5, 100), claimed_sensitivity=(1 / 5, 1 / 100))
+    server = played(ledger, {0: order, 1: order}).observers["server"]
+    assert (server.epsilon, server.claimed_epsilon) == (worth(0.5), worth(0.5 / 5))
+
+
 def test_where_paper_and_proof_agree_nothing_is_claimed_apart() -> None:
     certificate = certificate_of(UDP(rounds=2, calibration="paper"))
     for seen in certificate.observers.values():

@@ -120,6 +120,31 @@ def test_noise_in_every_step_costs_steps_times_one() -> None:
     assert replies(ledger) == {0: 1}
 
 
+def test_a_count_is_paid_for_with_its_upload_and_both_know_their_noise() -> None:
+    one = order(0.2, count_noise=Gaussian(5.0))
+    ledger = Ledger(promise(GRANTED), (10,))
+    paid = ledger.charge({0: one})[0]
+    assert spent(ledger) == pytest.approx({0: 0.25 + 0.04})
+    assert (paid.relative_noise, paid.relative_count_noise) == pytest.approx((2.0, 5.0))
+    assert ledger.charge({0: order(0.2)})[0].count_sensitivity is None
+    unpaid = Ledger(None, (10,)).charge({0: one})[0]
+    for relative in ("relative_noise", "relative_count_noise"):
+        with pytest.raises(BadInput, match="noise must be paid for before it is drawn"):
+            getattr(unpaid, relative)
+
+
+def test_counts_that_no_model_follows_tell_readers_nothing_and_eavesdroppers_what_they_hear() -> None:
+    ledger = Ledger(promise(GRANTED, GRANTED, against=("uplink", "released"), exposures=1), (10, 10))
+    for _ in range(2):
+        ledger.charge(dict.fromkeys((0, 1), order(0.2, count_noise=Gaussian(5.0))))
+        ledger.broadcast({0: 0.5, 1: 0.5})
+    released, overheard = ledger.books.released(ledger.run), ledger.books.overheard(ledger.run, 1)
+    assert released is not None
+    told = 0.25 / 2  # of an upload under twice the variance
+    for found, expected in ((released, 2 * told), (overheard, told + 0.25 + 0.04)):
+        assert math.fsum(n * one.mu_squared for one, n in found[0].items()) == pytest.approx(expected, rel=1e-5)
+
+
 def test_each_clients_epsilon_is_at_its_own_delta() -> None:
     ledger = Ledger(promise(Budget(50.0, 1e-2), Budget(50.0, 1e-9)), (10, 10))
     ledger.charge({0: order(0.1), 1: order(0.1)})  # both at μ = 1
@@ -150,6 +175,30 @@ LETS_OUT = [
     (order(8.0, noise_on="step"), REPLACED, Release(Mechanism("gaussian", 4.0), 1, 0.04, 0.01)),
     # A clipped client gradient is not divided: 2C = 2 under σ = 8, times η.
     (order(8.0, noise_on="step", clip=ClientClip(1.0)), REPLACED, Release(Mechanism("gaussian", 4.0), 1, 4.0, 1.0)),
+    # A count beside it: 1 under σ = 4 for a replaced record, ½ for one that is not there, 100 for a client. What 3 and
+    # 4 cost together 2.4 costs alone.
+    (order(0.03, count_noise=Gaussian(4.0)), REPLACED, Release(Mechanism("gaussian", 2.4), 1, 0.03, 0.01)),
+    (
+        order(0.015, count_noise=Gaussian(2.0)),
+        ADDED,
+        Release(Mechanism("gaussian", 2.4), 1, 0.015, 0.005),
+    ),
+    (
+        order(3.0, count_noise=Gaussian(400.0)),
+        ("client", "replace"),
+        Release(Mechanism("gaussian", 2.4), 1, 3.0, 1.0),
+    ),
+    # Of a sampled batch both are, so that they are one sampled release.
+    (
+        order(0.075, batch=Poisson(0.2), count_noise=Gaussian(2.0)),
+        ADDED,
+        Release(Mechanism("gaussian", 2.4, 0.2), 1, 0.075, 0.025),
+    ),
+    (
+        order(3.0, batch=Poisson(0.2), noise_on="step", count_noise=Gaussian(2.0)),
+        ADDED,
+        Release(Mechanism("gaussian", 2.4, 0.2), 1, 0.075, 0.025),
+    ),
     # Laplace noise is priced by the L1 clip (ηC/100·2 = 0.01, or ηC/20 = 0.025), and its sums have no closed form.
     (laplace(0.03), REPLACED, Release(Mechanism("laplace", 3.0), 1)),
     (laplace(0.075, batch=Poisson(0.2)), ADDED, Release(Mechanism("laplace", 3.0, 0.2), 1)),

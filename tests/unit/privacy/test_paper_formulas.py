@@ -24,6 +24,8 @@ from dpfl.privacy.paper_formulas import (
     open_constant,
     open_constant_cautions,
     udp_cautions,
+    udp_log_moment,
+    udp_log_moment_bound,
     udp_noise_std,
     udp_recomputed_noise_std,
 )
@@ -70,6 +72,59 @@ def test_equation_25_after_a_cut_by_hand() -> None:
         sensitivity=1.0, cohort_rate=1.0, rounds=10, done=2, earlier_stds=[1.0, 1.0], epsilon=4.0, delta=math.exp(-2)
     )
     assert std == pytest.approx(2.0, rel=1e-12)
+
+
+# UDP's moments: ν₀ = N(0, σ²), ν₁ = qN(Δ, σ²) + (1−q)N(0, σ²), in units of σ.
+
+
+def direct_log_moment(rate: float, ratio: float, power: int) -> float:
+    """Integrate ν₀·(ν₁/ν₀)^power as it stands, in many digits."""
+
+    def integrand(z: mpmath.mpf) -> mpmath.mpf:
+        return mpmath.npdf(z) * (1 - rate + rate * mpmath.exp(z * ratio - ratio**2 / 2)) ** power
+
+    with mpmath.workdps(30):
+        return float(mpmath.log(mpmath.quad(integrand, [-30, -10, 0, 10, 30])))
+
+
+MOMENTS = [(0.9, 0.5, 1), (0.9, 0.5, 4), (0.1, 2.0, 3), (1.0, 1.0, 2), (0.6, 0.02, 5)]
+
+
+@each(("rate", "ratio", "moment"), MOMENTS)
+def test_udp_s_moment_is_the_integral_as_it_stands(rate: float, ratio: float, moment: int) -> None:
+    found = udp_log_moment(cohort_rate=rate, ratio=ratio, moment=moment)
+    assert found == pytest.approx(direct_log_moment(rate, ratio, moment + 1), rel=1e-9, abs=1e-12)
+    swapped = udp_log_moment(cohort_rate=rate, ratio=ratio, moment=moment, swapped=True)
+    assert swapped == pytest.approx(direct_log_moment(rate, ratio, -moment), rel=1e-9, abs=1e-12)
+    # The two differ by more than the tolerance: an integral of the wrong power would be found out.
+    assert direct_log_moment(rate, ratio, moment) != pytest.approx(found, rel=1e-3)
+
+
+@each(("rate", "ratio", "moment"), [(0.9, 0.01, 100), (0.1, 0.5, 100), (0.9, 5.0, 100), (0.5, 5.0, 1)])
+def test_udp_s_moment_is_its_binomial_sum_where_no_float_holds_it(rate: float, ratio: float, moment: int) -> None:
+    # Equation 14's third line; ALI-DPFL's equation 15 is the same sum, divided by α − 1 = λ.
+    summed = moment * ali_renyi(sampling_rate=rate, noise_multiplier=1 / ratio, order=moment + 1)
+    assert udp_log_moment(cohort_rate=rate, ratio=ratio, moment=moment) == pytest.approx(summed, rel=1e-9, abs=1e-12)
+
+
+def test_udp_s_bound_on_the_moment_by_hand() -> None:
+    # q = 1/2, λ = 3, Δ/σ = 2: ½·3·4·4/2 = 12.
+    assert udp_log_moment_bound(cohort_rate=0.5, ratio=2.0, moment=3) == pytest.approx(12.0, rel=1e-12)
+
+
+def test_udp_s_bound_holds_where_its_derivation_does_and_not_beyond() -> None:
+    small, large = 0.01, 5.0  # λΔ²/(2σ²) is to be small: 0.005 and 1,250 at λ = 100
+    for rate in (0.1, 0.9):
+        near = {"cohort_rate": rate, "ratio": small, "moment": 100}
+        assert udp_log_moment(**near) < udp_log_moment_bound(**near)
+        far = {"cohort_rate": rate, "ratio": large, "moment": 100}
+        assert udp_log_moment(**far) > udp_log_moment_bound(**far)
+
+
+@each(("rate", "ratio", "moment"), MOMENTS)
+def test_lemma_1_of_udp(rate: float, ratio: float, moment: int) -> None:
+    setting = {"cohort_rate": rate, "ratio": ratio, "moment": moment}
+    assert udp_log_moment(**setting, swapped=True) <= udp_log_moment(**setting) + 1e-12
 
 
 @each(

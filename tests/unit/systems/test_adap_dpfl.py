@@ -107,6 +107,72 @@ def test_a_clip_stays_between_a_tenth_and_ten_times_the_first(upload: float, cli
     assert next_clip(upload, lr=0.5, clip=2.0) == pytest.approx((2.0, clip))
 
 
+def together(total: float, **options: Any) -> AdapState:
+    """Return the state after both clients (of 10 and 20 records) sent a sum of this length."""
+    system = AdapDPFL(rounds=6, sampling_rate=1.0, epsilon=50.0, threshold_from="cohort", **options)
+    state = replace(begin(system), round=1)
+    return system.adapt(
+        state, Feedback(public_loss=6.0, answered=(0, 1), total=torch.tensor([0.0, -total, 0.0], dtype=torch.float64))
+    )
+
+
+def test_one_clip_for_the_cohort_follows_the_gradient_of_all() -> None:
+    # Client i's noise is z_i·C/n_i a coordinate and step, weighed n_i/30: z_i·C/30 whoever it is.
+    options = {"lr": 0.5, "local_steps": 2, "clip": 2.0}
+    z = begin(AdapDPFL(rounds=6, sampling_rate=1.0, epsilon=50.0, **options)).noise_multipliers
+    expected = math.sqrt(9 - 3 * sum((one * 2.0 / 30) ** 2 for one in z) / 2)
+    assert together(3.0, **options).clips == pytest.approx((expected, expected), rel=1e-9)
+    assert together(3.0, clip_factor=0.5, **options).clips == pytest.approx((expected / 2,) * 2, rel=1e-9)
+    assert together(0.0, **options).clips == pytest.approx((0.2, 0.2))
+    assert together(1e9, **options).clips == pytest.approx((20.0, 20.0))
+    assert together(math.nan, **options).clips == (2.0, 2.0)
+
+
+def test_where_nobody_answered_the_clip_stays() -> None:
+    system = AdapDPFL(rounds=6, sampling_rate=1.0, threshold_from="cohort", clip=2.0)
+    state = system.adapt(replace(begin(system), round=1), Feedback(public_loss=6.0, total=torch.zeros(3)))
+    assert state.clips == (2.0, 2.0)
+
+
+def test_only_thresholds_of_clients_need_uploads_one_by_one() -> None:
+    assert AdapDPFL().needs == {"uploads", "public loss"}
+    assert AdapDPFL(threshold_from="cohort").needs == {"model", "public loss"}
+
+
+def test_a_rate_of_the_threshold_keeps_steps_as_long_as_the_first() -> None:
+    system = AdapDPFL(rounds=6, sampling_rate=1.0, lr=0.5, clip=2.0, lr_of="threshold")
+    state = replace(begin(system), clips=(0.5, 8.0))
+    assert [order.learning_rate for order in system.orders(state).values()] == [2.0, 0.125]  # η·2/C_i
+    # What is read off an upload is a gradient all the same: ‖upload‖/(η_i·E).
+    options = {"lr": 0.5, "clip": 2.0, "lr_of": "threshold"}
+    state = replace(begin(AdapDPFL(rounds=6, sampling_rate=1.0, epsilon=50.0, **options)), clips=(4.0, 4.0))
+    z = state.noise_multipliers[1]
+    upload = {1: torch.tensor([0.0, 1.0, 0.0])}
+    after = AdapDPFL(rounds=6, sampling_rate=1.0, epsilon=50.0, **options).adapt(
+        state, Feedback(public_loss=6.0, answered=upload, uploads=upload)
+    )
+    assert after.clips[1] == pytest.approx(math.sqrt((1 / 0.25) ** 2 - 3 * (z * 4.0 / 20) ** 2), rel=1e-6)
+
+
+@each("sampling_rate", [0.3, 1.0])
+def test_the_first_noise_leaves_room_for_every_decay_where_it_is_to(sampling_rate: float) -> None:
+    system = AdapDPFL(
+        rounds=9, local_steps=2, patience=2, noise_decay=0.9, sampling_rate=sampling_rate, epsilon=(2.0, 4.0),
+        room_for_decay="yes",
+    )  # fmt: skip
+    for falling, without in ((True, False), (False, False), (True, True)):
+        one = replace(system, room_for_decay="no" if without else "yes")
+        rounds = [orders.keys() for orders in until_refused(one, falling=falling)]
+        enough = [sum(client in asked for asked in rounds) >= 9 for client in range(2)]
+        assert enough == [not without] * 2
+
+
+def test_who_replies_to_some_rounds_only_is_given_room_for_the_last_of_them() -> None:
+    system = AdapDPFL(rounds=9, local_steps=2, patience=4, noise_decay=0.5)
+    assert system._fall(9) == {1.0: 8, 0.5: 8, 0.25: 2}
+    assert system._fall(3) == {0.5: 4, 0.25: 2}
+
+
 def test_the_noise_follows_the_clip() -> None:
     system = AdapDPFL(rounds=6, sampling_rate=1.0)
     state = replace(begin(system), clips=(0.5, 3.0), noise_multipliers=(2.0, 4.0))

@@ -10,7 +10,7 @@ import torch
 from dpfl.config import parse
 from dpfl.errors import BadInput
 from dpfl.federation import Schedule
-from dpfl.orders import Gaussian, Order, Poisson, RecordClip
+from dpfl.orders import UNPAID, Gaussian, Order, Poisson, RecordClip
 from dpfl.privacy.accounting import Mechanism, tight
 from dpfl.privacy.certificate import certify
 from dpfl.privacy.ledger import Ledger
@@ -109,6 +109,37 @@ def test_only_the_paper_asks_clients_for_their_curvature() -> None:
     assert questions_in(paper.needs) == ("curvature",)
     (named,) = paper.promise((10, 10)).uncounted
     assert "gradient" in named
+
+
+def test_the_curvature_is_asked_for_where_it_is_to_be_taken_and_named_so() -> None:
+    told = {
+        where: ALIDPFL(calibration="paper", curvature_from=where).promise((10, 10)).uncounted
+        for where in ("broadcast", "aggregate")
+    }
+    assert told["broadcast"] == (UNPAID["curvature"],)
+    assert told["aggregate"] == (UNPAID["curvature from the sum"],)
+    assert ALIDPFL(calibration="paper").curvature_from == "broadcast"  # which is what kept cells were trained with
+    assert questions_in(ALIDPFL(curvature_from="aggregate").needs) == ()
+
+
+@each("where", ["broadcast", "aggregate"])
+def test_the_curvature_that_was_asked_for_is_the_one_that_counts(where: Any) -> None:
+    system = ALIDPFL(
+        rounds=9, sampling_rate=1.0, noise_multiplier=4.0, heterogeneity=0.0, calibration="paper", curvature_from=where
+    )
+    state = begin(system, (900, 100))
+    question, other = ("curvature", "curvature from the sum")[:: 1 if where == "broadcast" else -1]
+    answers = {question: {0: 0.5, 1: 0.5}, other: {0: 9.0, 1: 9.0}}
+    feedback = Feedback(answered=(0, 1), total=torch.ones(3), answers=answers)
+    # As below: τ* = 3.16; with the other one it would be 1.6.
+    assert system.adapt(replace(state, model=torch.ones(3), round=1), feedback).steps == 3
+
+
+def test_a_divisor_of_ones_own_changes_steps_and_no_price() -> None:
+    system = ALIDPFL(rounds=9, sampling_rate=0.5, noise_multiplier=4.0, divisor=64.0)
+    state = begin(system, (10, 20))
+    assert {order.divisor(10) for order in system.orders(state).values()} == {64.0}
+    assert state.left == begin(replace(system, divisor=None), (10, 20)).left
 
 
 @pytest.mark.parametrize("epsilon", [4.0, (1.0, 4.0)])

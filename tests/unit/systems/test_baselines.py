@@ -18,7 +18,7 @@ from dpfl.errors import BadInput
 from dpfl.federation import Records, Schedule
 from dpfl.gradients.capabilities import capabilities_of
 from dpfl.models import Model, build
-from dpfl.orders import Full, Order, Poisson
+from dpfl.orders import Full, Order, Poisson, Shuffled
 from dpfl.privacy.certificate import certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.round import play
@@ -139,9 +139,24 @@ def test_orders_by_hand() -> None:
         (FedAvg(local_steps=4, lr=0.2), Order(steps=4, learning_rate=0.2)),
         (FedAvg(local_steps=4, lr=0.2, sampling_rate=0.3), Order(steps=4, learning_rate=0.2, batch=Poisson(0.3))),
         (FedProx(local_steps=4, lr=0.2, proximal=0.6), Order(steps=4, learning_rate=0.2, proximal=0.6)),
+        (FedAvg(local_epochs=4, lr=0.2), Order(steps=4, learning_rate=0.2)),
+        (FedAvg(batch_size=7, local_steps=4, lr=0.2), Order(steps=4, learning_rate=0.2, batch=Shuffled(7))),
     ]:
         assert system.orders(state_of(system)) == {0: expected, 1: expected, 2: expected}
         assert system.promise(SIZES) is None
+
+
+def test_local_epochs_are_as_many_steps_as_a_clients_records_fill() -> None:
+    for system in (FedAvg(local_epochs=3, batch_size=5, lr=0.2), FedProx(local_epochs=3, batch_size=5, lr=0.2)):
+        orders = system.orders(state_of(system))
+        assert [order.steps for order in orders.values()] == [3 * max(1, size // 5) for size in SIZES]
+        assert {order.batch for order in orders.values()} == {Shuffled(5)}
+
+
+def test_a_pass_over_the_shuffled_records_is_seen_by_every_engine_alike(trained: Callable[..., Tensor]) -> None:
+    # A batch of all records is a step of gradient descent, in whatever order they come.
+    whole = trained(FedAvg(local_epochs=3, batch_size=max(SIZES), lr=0.5), 2)
+    torch.testing.assert_close(whole, trained(FedAvg(local_steps=3, lr=0.5), 2), rtol=0, atol=1e-5)
 
 
 def test_nothing_adapts() -> None:
@@ -161,6 +176,11 @@ def test_nothing_adapts() -> None:
         *[(system, {"local_steps": 0}, "local_steps") for system in (FedAvg, FedProx)],
         *[(system, {"sampling_rate": 0.0}, "sampling_rate") for system in (FedAvg, FedProx)],
         *[(system, {"sampling_rate": 1.5}, "sampling_rate") for system in (FedAvg, FedProx)],
+        *[(system, {"local_epochs": 0}, "local_epochs") for system in (FedAvg, FedProx)],
+        *[(system, {"batch_size": 0}, "batch_size") for system in (FedAvg, FedProx)],
+        *[(system, {"local_epochs": 2, "local_steps": 3}, "local_steps") for system in (FedAvg, FedProx)],
+        *[(system, {"local_epochs": 2, "sampling_rate": 0.5}, "local_epochs") for system in (FedAvg, FedProx)],
+        *[(system, {"batch_size": 2, "sampling_rate": 0.5}, "batch_size") for system in (FedAvg, FedProx)],
         (FedProx, {"proximal": -0.1}, "proximal"),
         (FedProx, {"proximal": math.inf}, "proximal"),
     ],

@@ -51,6 +51,19 @@ def test_an_order_is_dpsgd_with_noise_in_every_step() -> None:
     assert system.orders(begin(system)) == {0: expected, 1: expected}
 
 
+def test_a_pull_and_a_divisor_change_the_steps_and_nothing_of_their_price() -> None:
+    plain = DPSGDFedAvg(local_steps=3, clip=2.0, sampling_rate=0.25, noise_multiplier=3.0, epsilon=2.0)
+    system = replace(plain, proximal=0.2, divisor=64.0)
+    for client, order in system.orders(begin(system)).items():
+        assert order == replace(plain.orders(begin(plain))[client], proximal=0.2, fixed_divisor=64.0)
+        assert order.divisor(SIZES[client]) == 64.0
+    assert begin(system).left == begin(plain).left
+    assert begin(system).rounds == begin(plain).rounds
+    for field, options in (("proximal", {"proximal": -1.0}), ("divisor", {"divisor": 0.0})):
+        with pytest.raises(BadInput, match=f"^{field} must"):
+            replace(plain, **options)
+
+
 @each(("local_steps", "rounds"), [(1, 69), (2, 34), (10, 6), (69, 1)])
 def test_with_given_noise_it_ends_when_the_steps_are_used_up(local_steps: int, rounds: int) -> None:
     # On full batches at σ = 4 a budget of (8, 1e-3) affords R_c = 69 steps.

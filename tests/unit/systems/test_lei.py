@@ -10,7 +10,7 @@ import torch
 from dpfl.config import parse
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.federation import Schedule
-from dpfl.orders import Order, RecordClip
+from dpfl.orders import Gaussian, Order, RecordClip
 from dpfl.privacy.certificate import certify
 from dpfl.privacy.gaussian_dp import mu_of
 from dpfl.privacy.ledger import Ledger
@@ -82,6 +82,68 @@ def test_it_ends_by_itself_when_no_budget_pays_for_another_round(fall: float) ->
         bound, worth = 2 * 2.0 / n, float(mu_of(granted, 1e-4)) ** 2
         spent = sum((bound / orders[line.client].noise.std) ** 2 for orders in paid)  # type: ignore[misc]
         assert spent <= worth < spent + worth * shares[expected]  # not one more round
+
+
+def shares(planned: int, fall: float) -> list[float]:
+    """Return what each reply of a client takes of its budget."""
+    return [1 / (planned * (1 - fall * k / planned) ** 2) for k in range(planned)]
+
+
+@each("seed", range(4))
+@each("options", [{"cohort": 3}, {"cohort": 1}, {"cohort": 3, "scheduling": "round-robin"}, {"noise_fall": 0.9}])
+def test_it_ends_with_the_last_round_whose_whole_cohort_can_pay(seed: int, options: dict[str, Any]) -> None:
+    sizes, epsilon = (10, 50, 20, 30, 30), (1.0, 4.0, 12.0, 8.0, 8.0)
+    system = Lei(rounds=60, epsilon=epsilon, delta=1e-4, **options)
+    state, ledger = begin(system, sizes, seed), Ledger(system.promise(sizes), sizes)
+    last, schedule, fall = state.rounds, state.problem.schedule, system.noise_fall
+    planned = [int(count) for count in schedule.replies(1, 60)]
+    for round in range(1, last + 1):
+        orders = system.orders(state)
+        assert ledger.charge(orders).keys() == orders.keys()  # nobody is refused
+        told = Feedback(public_loss=1.0, answered=tuple(orders))
+        state = system.adapt(replace(state, round=round), told)
+    given = [int(count) for count in schedule.replies(1, last)]
+    assert state.given == tuple(given)
+    spent = [sum(shares(many, fall)[:count]) for many, count in zip(planned, given, strict=True)]
+    assert max(spent) <= 1 + 1e-9
+    assert 1 <= last < 60
+    following = schedule.cohort(last + 1)  # of whom at least one cannot pay
+    assert max(sum(shares(planned[i], fall)[: given[i] + 1]) for i in following) > 1 + 1e-9
+
+
+def test_in_paper_calibration_it_ends_when_udps_own_sum_is_spent() -> None:
+    # Σ 1/σ² over all rounds is ε²/(2qΔ²·ln(1/δ)) at most: the first σ would fill it in 40 rounds.
+    sizes, epsilon = (10, 50), (4.0, 8.0)
+    options: Any = {"rounds": 40, "cohort": 1, "epsilon": epsilon, "delta": 1e-3, "calibration": "paper"}
+    system, udp = Lei(noise_fall=0.5, **options), UDP(**options)
+    state = begin(system, sizes)
+    assert state.first_stds == begin(udp, sizes).noise_stds
+    last = state.rounds
+    assert sum(shares(40, 0.5)[:last]) <= 1 < sum(shares(40, 0.5)[: last + 1])
+    assert last < 40
+    stds: list[list[float]] = [[], []]
+    while state.round < last:
+        ((client, order),) = system.orders(state).items()
+        assert isinstance(order.noise, Gaussian)
+        assert order.noise.std == pytest.approx(state.first_stds[client] * (1 - 0.5 * state.round / 40))
+        stds[client].append(order.noise.std)
+        state = system.adapt(replace(state, round=state.round + 1), Feedback(answered=(client,)))
+    assert all(stds)
+    assert system.promise(sizes).cautions == udp.promise(sizes).cautions != ()
+
+
+def test_it_reads_the_paper_as_udp_does() -> None:
+    options: Any = {"clip": "median", "clipping": "model", "local_epochs": 2, "batch_size": 5, "calibration": "paper"}
+    lei, udp = Lei(rounds=9, noise_fall=0.0, **options), UDP(rounds=9, **options)
+    assert lei.needs == udp.needs == {"length"}
+    one, other = begin(lei, (10, 20)), begin(udp, (10, 20))
+    assert lei.orders(one) == udp.orders(other)
+    told = Feedback(answered=(0, 1), answers={"length": {0: 3.0, 1: 5.0}})
+    one, other = (system.adapt(replace(state, round=1), told) for system, state in ((lei, one), (udp, other)))
+    assert lei.orders(one) == udp.orders(other)
+    assert one.clip == 4.0
+    promises = [system.promise((10, 20)) for system in (lei, udp)]
+    assert promises[0] == promises[1]
 
 
 def test_each_client_has_noise_for_the_rounds_that_it_will_answer() -> None:

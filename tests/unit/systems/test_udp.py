@@ -3,18 +3,22 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from dpfl.errors import BadInput
 from dpfl.federation import Everyone, RandomK, Schedule
-from dpfl.orders import Gaussian, Order, RecordClip
+from dpfl.options import deciding
+from dpfl.orders import UNPAID, Gaussian, ModelClip, Order, RecordClip, Shuffled
 from dpfl.privacy.budget import Budget
 from dpfl.privacy.certificate import certify
+from dpfl.privacy.gaussian_dp import mu_of
 from dpfl.privacy.ledger import Ledger
 from dpfl.streams import Streams
-from dpfl.systems import UDP, Feedback, Problem
+from dpfl.systems import UDP, Feedback, Lei, Problem
 from dpfl.systems.udp import UDPState
 from grids import each
 
@@ -27,8 +31,10 @@ def begin(system: UDP, sizes: tuple[int, ...], seed: int = 0) -> UDPState:
 def all_orders(system: UDP, state: UDPState) -> Iterator[dict[int, Order]]:
     """Yield the orders of every round, as the round loop would ask for them."""
     while state.round < state.rounds:
-        yield system.orders(state)
-        state = system.adapt(replace(state, round=state.round + 1), Feedback(public_loss=1.0))
+        orders = system.orders(state)
+        yield orders
+        told = Feedback(public_loss=1.0, answered=tuple(orders), counts=0.4 * (-1) ** state.round)
+        state = system.adapt(replace(state, round=state.round + 1), told)
 
 
 def test_an_order_is_one_clipped_step_with_noise_on_the_upload() -> None:
@@ -76,10 +82,20 @@ def test_the_noise_is_the_same_in_every_round() -> None:
         assert {len(stds) for stds in seen.values()} == {1}
 
 
+@each(
+    "options",
+    [
+        {},
+        {"lr_schedule": "inverse-sqrt"},
+        {"clip": "median"},
+        {"clip": "median", "lr_schedule": "step:7:0.5", "local_steps": 3},
+        {"clipping": "model", "local_epochs": 2, "batch_size": 4, "lr_schedule": "inverse"},
+    ],
+)
 @each("seed", range(3))
-def test_exact_noise_spends_each_budget_and_no_more(seed: int) -> None:
+def test_exact_noise_spends_each_budget_and_no_more(seed: int, options: dict) -> None:
     sizes, epsilon, delta = tuple(range(10, 22)), tuple(0.5 * 1.5**i for i in range(12)), (1e-3, 1e-5, 1e-2) * 4
-    system = UDP(rounds=40, cohort=3, epsilon=epsilon, delta=delta)
+    system = UDP(rounds=40, cohort=3, epsilon=epsilon, delta=delta, **options)
     ledger = Ledger(system.promise(sizes), sizes)
     for orders in all_orders(system, begin(system, sizes, seed)):
         assert sorted(ledger.charge(orders)) == sorted(orders)  # nobody is ever refused
@@ -154,6 +170,110 @@ def test_the_papers_formula_is_cautioned_where_it_breaks_its_own_promise(
     assert UDP(epsilon=epsilon, delta=delta).promise((10,) * clients).cautions == ()  # exact noise keeps every promise
 
 
+# Several steps, what is clipped, and what it is clipped to.
+
+
+def test_options_that_came_later_leave_the_names_of_earlier_results() -> None:
+    later = {"clipping", "local_steps", "local_epochs", "batch_size", "first_clip", "lr_schedule"}
+    for kind in (UDP, Lei):
+        assert not later & deciding(kind()).keys()
+        assert deciding(kind(clip="median", clipping="model", calibration="paper", local_epochs=10)).keys() >= {
+            "clip", "clipping", "local_epochs"
+        }  # fmt: skip
+
+
+def test_local_epochs_are_steps_on_shuffled_batches_that_follow_from_each_clients_size() -> None:
+    system = UDP(lr=0.002, clip=20.0, clipping="model", local_epochs=10, batch_size=128, calibration="paper")
+    orders = system.orders(begin(system, (800, 128, 50)))
+    assert [(order.steps, order.batch, order.clip) for order in orders.values()] == [
+        (steps, Shuffled(128), ModelClip(20.0)) for steps in (60, 10, 10)
+    ]  # fmt: skip
+    (plain,) = {order.steps for order in UDP(local_epochs=3).orders(begin(UDP(local_epochs=3), (10,))).values()}
+    assert plain == 3  # full batches: a pass is a step
+
+
+@each("calibration", ["paper", "tight"])
+def test_clipped_parameters_are_noised_for_the_claim_or_for_the_proof(calibration: Any) -> None:
+    system = UDP(rounds=50, clip=20.0, clipping="model", calibration=calibration, epsilon=4.0, delta=1e-3)
+    promise, stds = system.promise((100, 800)), begin(system, (100, 800)).noise_stds
+    if calibration == "paper":  # Δ_i = 2C/n_i
+        expected = [2 * 20.0 / n * math.sqrt(2 * 50 * math.log(1000)) / 4.0 for n in (100, 800)]
+        assert promise.claimed_sensitivity == (1 / 100, 1 / 800)
+    else:
+        expected = [2 * 20.0 * math.sqrt(50) / float(mu_of(4.0, 1e-3))] * 2
+        assert promise.claimed_sensitivity == 1.0
+    assert stds == pytest.approx(expected, rel=1e-6)
+
+
+def test_noise_follows_the_rate_of_its_own_round() -> None:
+    # Δ = 2ηC/n + 2ηC·(E − 1): the whole of it falls with η, and clipped parameters do not.
+    for options, falls in (({}, True), ({"local_steps": 3}, True), ({"clipping": "model"}, False)):
+        system = UDP(rounds=9, lr=0.5, lr_schedule="inverse-sqrt", **options)
+        stds = [orders[0].noise.std for orders in all_orders(system, begin(system, (10,)))]
+        expected = [stds[0] / math.sqrt(t if falls else 1) for t in range(1, 10)]
+        assert stds == pytest.approx(expected, rel=1e-12)
+    bound, worth = 2 * 0.5 / 10, float(mu_of(8.0, 1e-3))
+    first = begin(UDP(rounds=9, lr=0.5, lr_schedule="inverse-sqrt"), (10,)).noise_stds[0]
+    assert first == pytest.approx(bound * math.sqrt(9) / worth, rel=1e-6)
+
+
+def test_the_first_clip_tells_nothing_about_records() -> None:
+    def first(model: Tensor = torch.tensor([3.0, 4.0]), **options: Any) -> float | None:
+        system = UDP(calibration="paper", **options)
+        problem = Problem((10, 20), 2, Schedule(system.cohorts(2), Streams(1).public))
+        return system.begin(problem, model, Feedback()).clip
+
+    assert first() is first(clip=5.0) is None  # as it was given
+    assert first(clip="median", clipping="model") == 5.0
+    assert first(torch.zeros(2), clip="median", clipping="model") == 1.0
+    assert first(clip="median") == first(clip="median", clipping="record") == 1.0
+    assert first(clip="median", first_clip=0.5) == first(clip="median", clipping="model", first_clip=0.5) == 0.5
+
+
+def test_the_papers_clip_is_the_median_of_what_was_told() -> None:
+    system = UDP(clip="median", calibration="paper", first_clip=2.0)
+    assert system.needs == {"length"}
+    assert system.promise((10, 20)).uncounted == (UNPAID["length"],)
+    state = begin(system, (10, 20, 30))
+
+    def follows(*lengths: float) -> float | None:
+        answers: Any = {"length": dict(enumerate(lengths))}
+        return system.adapt(replace(state, round=1), Feedback(answers=answers)).clip
+
+    assert follows(5.0, 1.0, 3.0) == 3.0
+    assert follows(5.0, 1.0) == 3.0
+    assert follows(math.nan, math.inf, 0.0) == 2.0  # nobody who could tell
+    assert follows(math.nan, 7.0) == 7.0
+    assert follows(1e30) == 2e6  # what follows is not divided by it
+
+
+def test_a_true_clip_follows_noised_counts_by_a_tenth_a_round_at_most() -> None:
+    system = UDP(clip="median", first_clip=2.0)
+    assert system.needs == {"counts"}
+    assert system.promise((10, 20)).uncounted == ()
+    state = begin(system, (10, 20, 30))
+
+    def follows(counts: float | None) -> float | None:
+        return system.adapt(replace(state, round=1), Feedback(counts=counts)).clip
+
+    assert follows(None) == follows(0.0) == 2.0
+    assert follows(0.25) == pytest.approx(2.0 * math.exp(-0.05))  # three quarters are not clipped
+    assert follows(-0.25) == pytest.approx(2.0 * math.exp(0.05))
+    assert follows(0.5) == follows(40.0) == pytest.approx(2.0 * math.exp(-0.1))  # no share is above one
+    assert follows(-40.0) == pytest.approx(2.0 * math.exp(0.1))
+
+
+def test_a_count_takes_part_of_the_price_and_the_upload_has_more_noise() -> None:
+    counted, plain = UDP(clip="median", rounds=20), UDP(rounds=20)
+    sizes = (20, 6000)
+    for client, order in counted.orders(begin(counted, sizes)).items():
+        whole = begin(plain, sizes).noise_stds[client]
+        z = whole / (2 * 2.0 / sizes[client])
+        assert order.count_noise == Gaussian(max(sizes[client] * math.sqrt(2) / 20, math.sqrt(10) * z))
+        upload, count = (order.noise.std * z / whole, order.count_noise.std)
+        assert upload**-2 + count**-2 == pytest.approx(z**-2)
+
+
 def test_the_cohort_is_drawn_at_random_or_is_everyone() -> None:
     assert UDP().cohorts(5) == Everyone(5)
     assert UDP(cohort=5).cohorts(5) == Everyone(5)
@@ -180,10 +300,21 @@ def test_the_cohort_is_drawn_at_random_or_is_everyone() -> None:
         ({"cohort": 0}, "cohort"),
         ({"calibration": "papper"}, "calibration"),
         ({"epsilon": [8.0, 8.0, -8.0]}, "epsilon"),  # a list from Python, where the annotation says tuple
+        ({"clip": "medain"}, "clip must be a number or 'median', was 'medain'; did you mean 'median"),
+        ({"clip": "median", "clipping": "model"}, "clip must be a number for parameters in tight calibration"),
+        ({"clipping": "gradient"}, "clipping"),
+        ({"first_clip": 2.0}, "first_clip must come with clip=median, was 2 with clip=1.0"),
+        ({"first_clip": 0.0, "clip": "median"}, "first_clip"),
+        ({"local_steps": 0}, "local_steps"),
+        ({"local_epochs": 0}, "local_epochs"),
+        ({"local_epochs": 2, "local_steps": 3}, "local_steps must be left out with local_epochs"),
+        ({"batch_size": 0, "clipping": "model"}, "batch_size"),
+        ({"batch_size": 16}, "batch_size must be left out where each record's gradient is clipped"),
+        ({"calibration": "paper", "cohort": 2, "scheduling": "round-robin"}, "scheduling"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_by_name(options: dict, field: str) -> None:
-    with pytest.raises(BadInput, match=rf"^{field} "):
+    with pytest.raises(BadInput, match=rf"^{field}\b"):
         UDP(**options)
 
 

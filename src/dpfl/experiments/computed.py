@@ -1,0 +1,72 @@
+"""What an experiment computes and trains nothing for: the moments that stand behind UDP's noise (its Fig. 2).
+
+q, η, C and |D_i| are those of the config, by which Δ = 2ηC/|D_i| follows as for a training. A table's constants say the
+noise (`noise_std`) and the moment λ (`moment`).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypedDict
+
+from dpfl.config import Config
+from dpfl.errors import BadInput
+from dpfl.privacy.paper_formulas import udp_log_moment, udp_log_moment_bound
+from dpfl.systems.udp import UDP
+
+_CONSTANTS = {"noise_std", "moment"}
+
+
+class _Setting(TypedDict):
+    """What the formulas ask for: q, Δ/σ and λ."""
+
+    cohort_rate: float
+    ratio: float
+    moment: int
+
+
+def moment(config: Config, constants: Mapping[str, float]) -> float:
+    """Return ln D(ν₁, ν₀), integrated numerically."""
+    return udp_log_moment(**_setting(config, constants))
+
+
+def swapped_moment(config: Config, constants: Mapping[str, float]) -> float:
+    """Return ln D(ν₀, ν₁), which Lemma 1 leaves aside as the smaller one."""
+    return udp_log_moment(**_setting(config, constants), swapped=True)
+
+
+def moment_bound(config: Config, constants: Mapping[str, float]) -> float:
+    """Return the paper's bound on ln D(ν₁, ν₀)."""
+    return udp_log_moment_bound(**_setting(config, constants))
+
+
+def moment_gap(config: Config, constants: Mapping[str, float]) -> float:
+    """Return how far the paper's bound lies above ln D(ν₁, ν₀)."""
+    return moment_bound(config, constants) - moment(config, constants)
+
+
+COMPUTED: Mapping[str, Callable[[Config, Mapping[str, float]], float]] = {
+    "moment": moment, "swapped_moment": swapped_moment, "moment_bound": moment_bound, "moment_gap": moment_gap,
+}  # fmt: skip
+
+
+def compute(measure: str, config: Config, constants: Mapping[str, float]) -> float:
+    """Return a measure that needs no training."""
+    return COMPUTED[measure](config, constants)
+
+
+def _setting(config: Config, constants: Mapping[str, float]) -> _Setting:
+    system, settings = config.system, config.settings
+    if not isinstance(system, UDP) or isinstance(system.clip, str) or not isinstance(settings.sizes, int):
+        raise BadInput(
+            "system must be 'udp', with one number for sizes and one for clip, where its moments are computed, was"
+            f' {system.name!r} with sizes = {settings.sizes!r}; train instead (measure = "loss")'
+        )
+    if constants.keys() != _CONSTANTS or constants["moment"] < 1 or constants["noise_std"] <= 0:
+        raise BadInput(
+            "constants must be noise_std above 0 and moment from 1 on where moments are computed, were"
+            f" {dict(constants)}; write such as {{ noise_std = 0.01, moment = 10 }}"
+        )
+    return {
+        "cohort_rate": system.cohort_rate(settings.clients),
+        "ratio": system.reach(system.clip, 0, settings.sizes) / constants["noise_std"],
+        "moment": int(constants["moment"]),
+    }
