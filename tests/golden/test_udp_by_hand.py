@@ -275,7 +275,7 @@ def walk_steps(how: Reading, cohort: int | None) -> Stepped:
                 bound = 2 * clip / n if paper else 2 * clip
             of_upload = z[i]
             if how.median and not paper:
-                of_count = max(n / 20, math.sqrt(10) * z[i])
+                of_count = max(n * math.sqrt(cohort or 3) / 20, math.sqrt(10) * z[i])
                 of_upload = 1 / math.sqrt(z[i] ** -2 - of_count**-2)
                 coin = Streams(SEED).of(i).generator("count", round=t + 1).standard_normal()
                 counts[i] += of_count * coin

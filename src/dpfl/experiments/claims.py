@@ -77,10 +77,12 @@ class Judgement:
     failed: int = 0
     pairs: int = 0
     compared: tuple[tuple[Side, Side], ...] = ()  # the pairs
+    asked: tuple[tuple[Side, Side], ...] = ()  # with those that something is missing for
+    so_far: bool = False  # whether some of what it is about is not trained yet
 
     def __str__(self) -> str:
         count = "" if self.pairs <= 1 else f" (in {self.held} of {self.pairs}, failed in {self.failed})"
-        return f"{self.verdict}{count}"
+        return f"{self.verdict}{' so far' if self.so_far and self.pairs else ''}{count}"
 
 
 def whole(verdicts: Sequence[Verdict], *, most: bool = False) -> Verdict:
@@ -168,14 +170,15 @@ def judge(
         return (printed if place.paper else best_at if claim.of == "best_at" else at)(*side)
 
     verdicts, compared = [], []
-    for less, than in _pairs(claim, rows, columns):
+    asked = tuple(_pairs(claim, rows, columns))
+    for less, than in asked:
         first, second = read(claim.less, less), read(claim.than, than)
         if first is not None and second is not None:
             verdicts.append(_verdict(first, second, claim))
             compared.append((less, than))
     held, failed = verdicts.count("held"), verdicts.count("failed")
     verdict = whole(verdicts, most=claim.most)
-    return Judgement(claim.says, verdict, held, failed, len(verdicts), tuple(compared))
+    return Judgement(claim.says, verdict, held, failed, len(verdicts), tuple(compared), asked)
 
 
 def _pairs(claim: Claim, rows: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[Side, Side]]:

@@ -103,7 +103,8 @@ def write_index(results: Sequence[Results], folder: Path) -> Path:
         for main in about.get("main", []):
             verdicts = _main_claim(paper, main, by_name)
             if verdicts is not None:
-                lines.append([main["claim"], *(_of(verdicts, look) for look in ("paper", "true")), main["plain"]])
+                found = (_of(by_name[main["experiment"]], verdicts, look) for look in ("paper", "true"))
+                lines.append([main["claim"], *found, main["plain"]])
         parts = [f"## [{about['title']}]({paper}.md)", about["promises"].strip()]
         if about["plot"] in by_name:
             parts.append(f"![{by_name[about['plot']].experiment.title}]({about['plot']}.png)")
@@ -133,8 +134,11 @@ def _main_claim(paper: str, main: Mapping[str, str], by_name: Mapping[str, Resul
     return found[main["says"]]
 
 
-def _of(verdicts: Verdicts, look: Look) -> str:
-    return str(verdicts.by[look]) if look in verdicts.by else "–"
+def _of(results: Results, verdicts: Verdicts, look: Look) -> str:
+    if look not in verdicts.by:
+        return "–"
+    times = results.repetitions_at(look)
+    return f"{verdicts.by[look]}{f'; {times} repetitions' if times > 1 else ''}"
 
 
 def _about(paper: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ left open, and said so.
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,6 +117,12 @@ class Results:
         """Return the results of the paper's reading, and of ours where there are two."""
         return (self,) if self.our_reading is None else (self, self.our_reading)
 
+    def repetitions_at(self, look: Look) -> int:
+        """Return how often each place was trained, under a reading."""
+        places = self.readings[-1 if look != "paper" else 0].places.values()
+        found = (place.at_true if look == "true" else place.ours for place in places)
+        return max((len(one.values) for one in found if one is not None), default=0)
+
     @property
     def asked(self) -> int:
         """Return how many places there are to train."""
@@ -155,10 +161,24 @@ class Results:
 
         where = {column.label: math.nan if column.x is None else column.x for column in experiment.columns}
         lower = LOWER_IS_BETTER.get(experiment.measure, True)
-        return [
+        judged = (
             judge(claim, get, rows, columns, lower_is_better=lower, where=where, printed=printed)
             for claim in experiment.claims
-        ]
+        )
+        return [replace(one, so_far=self._is_partial(one, at_true=at_true)) for one in judged]
+
+    def _is_partial(self, judgement: Judgement, *, at_true: bool) -> bool:
+        """Tell whether a place that a claim is about is not trained yet."""
+        sides = [side for pair in judgement.asked for side in pair if not isinstance(side, float)]
+        return any(
+            (place.true_training if at_true else place.training)[0] == ""
+            for row, column in sides for place in self._places_at(row, column)
+        )  # fmt: skip
+
+    def _places_at(self, row: str, column: str) -> list[Entry]:
+        """Return one place, or all of a row that a claim takes the best or worst of."""
+        whole = column in ("best", "worst", "")
+        return [place for (r, c), place in self.places.items() if r == row and (whole or c == column)]
 
     def verdicts(self) -> list[Verdicts]:
         """Return how every claim fared, under each reading and at true ε."""
@@ -187,7 +207,7 @@ class Results:
             if isinstance(side, float):
                 return "a number"
             row, column = side
-            at = [place for (r, c), place in self.places.items() if r == row and column in (c, "", "best", "worst")]
+            at = self._places_at(row, column)
             trained = frozenset(place.true_training if look == "true" else place.training for place in at)
             return trained, column if column in ("best", "worst") else ""
 

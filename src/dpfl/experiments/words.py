@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from dpfl.experiments.claims import Estimate
-from dpfl.experiments.results import LOOKS, Results, Verdicts
+from dpfl.experiments.results import LOOKS, Look, Results
 from dpfl.rounding import rounded_up
 
 _NO_NOISE = 1e6  # an ε from which on noise is as good as none: how a table writes "without noise"
@@ -25,7 +25,7 @@ def markdown(results: Results, image: str | None = None) -> str:
     for heading, reading in zip(headings, results.readings, strict=True):
         parts += _section(reading, heading)
     if one.claims:
-        parts += _claims(results.verdicts())
+        parts += _claims(results)
     return "\n".join(parts)
 
 
@@ -125,10 +125,11 @@ def shown(estimate: Estimate | None) -> str:
     return f"{estimate.mean:.{digits}f} ± {estimate.error:.{digits}f}"
 
 
-def _claims(found: list[Verdicts]) -> list[str]:
+def _claims(results: Results) -> list[str]:
     """Return the table of the claims, and for each that failed under which reading, and what would decide it."""
+    found = results.verdicts()
     looks = list(found[0].by)
-    lines = [["claim", *(LOOKS[look] for look in looks)]]
+    lines = [["claim", *(LOOKS[look] + _so_often(results, look) for look in looks)]]
     decisions = []
     for one in found:
         source = f" ({one.claim.where}: “{one.claim.quote}”)" if one.claim.quote else ""
@@ -137,6 +138,11 @@ def _claims(found: list[Verdicts]) -> list[str]:
             under = " and ".join(LOOKS[look] for look in one.failed_under)
             decisions.append(f"- “{one.claim.says}” failed {under}. What would decide it: {one.claim.decides}.\n")
     return [table(lines), *(["".join(decisions)] if decisions else [])]
+
+
+def _so_often(results: Results, look: Look) -> str:
+    times = results.repetitions_at(look)
+    return f" ({times} repetitions)" if times > 1 else ""
 
 
 def table(lines: list[list[str]]) -> str:

@@ -159,18 +159,20 @@ def gaussian_noise_stds(
     return [bound * multiplier for bound, multiplier in zip(sensitivities, multipliers, strict=True)]
 
 
-def beside_a_count(multiplier: float, records: int) -> tuple[float, float]:
+def beside_a_count(multiplier: float, records: int, cohort: int) -> tuple[float, float]:
     """Share a release out between an upload and a count of so many records: two multipliers that cost as much as one.
 
-    In Gaussian DP 1/z² = 1/z_u² + 1/z_c². The count is noised by a twentieth of what is counted (as Andrew et al.,
-    2021, do), so that a client's share is known to 5 %, but never so little that it takes more than a tenth of the
-    price. Returned are z_u, in sensitivities of the upload, and z_c, for a record that counts for 1 when it is replaced
-    by another.
+    In Gaussian DP 1/z² = 1/z_u² + 1/z_c². Counts are noised so that the share of all K clients together is known to a
+    twentieth (as Andrew et al., 2021, have it), each client's to √K times that, but never so little that a count takes
+    more than a tenth of the price. Returned are z_u, in sensitivities of the upload, and z_c, for a record that counts
+    for 1 when it is replaced by another.
 
-    >>> [round(one, 3) for one in beside_a_count(10.0, 6000)]
+    >>> [round(one, 3) for one in beside_a_count(10.0, 6000, 1)]
     [10.006, 300.0]
+    >>> [round(one, 3) for one in beside_a_count(10.0, 6000, 25)]
+    [10.0, 1500.0]
     """
-    of_count = max(records / 20, math.sqrt(10) * multiplier)
+    of_count = max(records * math.sqrt(cohort) / 20, math.sqrt(10) * multiplier)
     return 1 / math.sqrt(multiplier**-2 - of_count**-2), of_count
 
 

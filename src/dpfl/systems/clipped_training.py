@@ -157,6 +157,7 @@ class ClippedTraining(PrivateSystem[C]):
         It grows and shrinks with Δ_i, so that a round costs what it would have cost then.
         """
         clip, sizes, counted = self.clip_now(state.clip), state.problem.sizes, "counts" in self.needs
+        cohort = self.cohort or len(sizes)
         of_size = {sizes[client] for client in stds}
         firsts = {records: self.reach(self.clip_now(state.first_clip), 0, records) for records in of_size}
         growths = {records: self.reach(clip, state.round, records) / firsts[records] for records in of_size}
@@ -164,7 +165,7 @@ class ClippedTraining(PrivateSystem[C]):
         for client, std in stds.items():
             records, count_noise = sizes[client], None
             if counted:
-                multiplier, of_count = beside_a_count(std / firsts[records], records)
+                multiplier, of_count = beside_a_count(std / firsts[records], records, cohort)
                 std, count_noise = multiplier * firsts[records], Gaussian(of_count)  # a replaced record counts for 1
             noise = Gaussian(std * growths[records])
             orders[client] = self.order(clip, state.round, records, noise, count_noise)

@@ -53,8 +53,8 @@ def written(folder: Path, text: str = TINY) -> Path:
 PAPERS = {
     "dp-fedavg": ["fig-1", "fig-2", "table-2", "fig-4", "table-3", "table-4", "fig-7"],
     "udp-crd": [
-        *("fig-4a", "fig-4b", "fig-5", "fig-6", "fig-7", "fig-8a", "fig-8b", "fig-9a", "fig-9b", "fig-10"),
-        *("fig-11", "fig-12", "fig-13", "fig-14", "fig-15"),
+        *("fig-2", "fig-3", "fig-4a", "fig-4b", "fig-5", "fig-6", "fig-7", "fig-8a", "fig-8b", "fig-9a", "fig-9b"),
+        *("fig-10", "fig-11", "fig-12", "fig-13", "fig-14", "fig-15"),
     ],
     "nbafl": [f"fig-{number}" for number in range(2, 12)],
     "ali-dpfl": [

@@ -123,7 +123,8 @@ def test_each_reading_has_a_verdict(twice: Experiment, tmp_path: Path) -> None:
     assert verdicts.failed_under == ["paper"]
     assert {look: one.pairs for look, one in verdicts.by.items()} == {"paper": 2, "ours": 3, "true": 3}
     text = markdown(found)
-    assert "| claim | under the paper's reading | under our reading | at true ε |" in text
+    readings = "| claim | under the paper's reading (2 repetitions) | under our reading (3 repetitions) |"
+    assert f"{readings} at true ε (3 repetitions) |" in text
     assert (
         "“noise costs” failed under the paper's reading. What would decide it: the rate, which is not printed." in text
     )
@@ -159,7 +160,12 @@ def test_a_place_that_is_not_trained_is_left_out_and_said(twice: Experiment, tmp
     store.records.update(whole)
     partly = Results(twice, store, seed=1)
     assert (found.left, partly.left) == (0, 1)
-    assert partly.verdicts()[0].by["paper"].pairs == 1
+    (verdicts,) = partly.verdicts()
+    assert {look: (one.pairs, one.so_far) for look, one in verdicts.by.items()} == {
+        "paper": (1, True), "ours": (3, False), "true": (3, False),
+    }  # fmt: skip
+    assert " so far" in str(verdicts.by["paper"])
+    assert " so far" not in str(verdicts.by["ours"])
     assert "1 of 4 places are not tried yet; claims are judged on the others." in markdown(partly)
 
 

@@ -292,12 +292,13 @@ def test_overheard_noise_needs_a_delta() -> None:
 
 @each("records", [1, 24, 800, 6000, 10**9])
 @each("multiplier", [1e-3, 0.5, 7.0, 300.0])
-def test_a_count_costs_what_its_upload_saves_and_a_tenth_at_most(multiplier: float, records: int) -> None:
-    upload, count = beside_a_count(multiplier, records)
+@each("cohort", [1, 50])
+def test_a_count_costs_what_its_upload_saves_and_a_tenth_at_most(multiplier: float, records: int, cohort: int) -> None:
+    upload, count = beside_a_count(multiplier, records, cohort)
     assert upload**-2 + count**-2 == pytest.approx(multiplier**-2, rel=1e-12)
     assert upload <= multiplier * math.sqrt(10 / 9) * (1 + 1e-12)
-    if count > math.sqrt(10) * multiplier:  # where that is cheap, a share is known to 5 %
-        assert count / records == pytest.approx(0.05)
+    if count > math.sqrt(10) * multiplier:  # where that is cheap, the mean of K shares is known to 5 %
+        assert count / records / math.sqrt(cohort) == pytest.approx(0.05)
 
 
 # The papers' formulas, and what a budget is

@@ -269,7 +269,7 @@ def test_a_count_takes_part_of_the_price_and_the_upload_has_more_noise() -> None
     for client, order in counted.orders(begin(counted, sizes)).items():
         whole = begin(plain, sizes).noise_stds[client]
         z = whole / (2 * 2.0 / sizes[client])
-        assert order.count_noise == Gaussian(max(sizes[client] / 20, math.sqrt(10) * z))
+        assert order.count_noise == Gaussian(max(sizes[client] * math.sqrt(2) / 20, math.sqrt(10) * z))
         upload, count = (order.noise.std * z / whole, order.count_noise.std)
         assert upload**-2 + count**-2 == pytest.approx(z**-2)
 
