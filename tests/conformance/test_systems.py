@@ -90,7 +90,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         EPOCHS | {"clipping": "model"}, EPOCHS | {"calibration": "paper"}, {"lr_schedule": "inverse-sqrt"},
         {"lr_schedule": "step:2:0.5", "local_steps": 3}, WEIGHED | {"lr_schedule": "inverse:2.0"},
     ],
-    "ali-dpfl": [FEW, {"curvature_from": "aggregate", "calibration": "paper"}, {"divisor": 16.0}],
+    "ali-dpfl": [FEW, {"curvature_from": "broadcast", "calibration": "paper"}, {"divisor": 16.0}],
     "fedsgd-dpc": [
         {"cohort": 2}, SAMPLED, LAPLACE, LAPLACE | {"cohort": 2}, {"norm": 1, "lr_schedule": "inverse:3.0"},
         LAPLACE | {"calibration": "paper"}, SAMPLED | {"cohort": 2, "calibration": "paper"},
@@ -477,7 +477,7 @@ def left_out(case: Case) -> set[str]:
     if case.promise.calibration != "paper":
         return set()
     if case.name == "ali-dpfl":
-        return {"curvature from the sum" if options.get("curvature_from") == "aggregate" else "curvature"}
+        return {"curvature" if options.get("curvature_from") == "broadcast" else "curvature from the sum"}
     by_option = {"udp": {"discount": "loss", "clip": "length"}, "lei": {"clip": "length"}}.get(case.name, {})
     return {question for option, question in by_option.items() if option in options}
 

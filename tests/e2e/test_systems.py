@@ -83,7 +83,7 @@ def assert_certificate(certificate: dict[str, Any], name: str, calibration: str 
     for observer in certificate["observers"].values():
         assert {"epsilon", "delta", "basis"} <= observer.keys()
         assert observer["basis"] == "proved"
-    asked = {"ali-dpfl": [UNPAID["curvature"]]} if calibration == "paper" else {}
+    asked = {"ali-dpfl": [UNPAID["curvature from the sum"]]} if calibration == "paper" else {}
     assert certificate["uncounted"] == asked.get(name, [])
     if calibration == "tight":
         for observer in certificate["against"]:

@@ -66,7 +66,7 @@ def trained(system: ALIDPFL, sizes: Sequence[int], seed: int = 0) -> Run:
         step = torch.from_numpy(rng.normal(size=DIM) * 10.0 ** rng.uniform(-3, 1))
         moved = state.model + step
         curvatures = {client: float(10.0 ** rng.uniform(-2, 1)) for client in orders}
-        answers = {"curvature": curvatures} if system.calibration == "paper" else {}
+        answers = {"curvature from the sum": curvatures} if system.calibration == "paper" else {}
         state = replace(state, model=moved, round=state.round + 1)
         state = system.adapt(state, Feedback(answered=orders, total=step, answers=answers))
         run.states.append(state)
@@ -233,7 +233,7 @@ def test_the_smallest_client_sets_the_batch() -> None:
         )  # fmt: skip
         problem = Problem(sizes, DIM, Schedule(system.cohorts(2), Streams(0).public))
         state = replace(system.begin(problem, torch.zeros(DIM), Feedback()), round=1)
-        answers = {"curvature": {0: 0.1, 1: 0.1}}
+        answers = {"curvature from the sum": {0: 0.1, 1: 0.1}}
         return system.adapt(
             state, Feedback(answered={0: torch.ones(DIM), 1: torch.ones(DIM)}, total=torch.ones(DIM), answers=answers)
         ).steps
@@ -248,7 +248,9 @@ def test_clients_answer_for_the_curvature_by_their_records() -> None:
     problem = Problem((100, 300), DIM, Schedule(system.cohorts(2), Streams(0).public))
     state = replace(system.begin(problem, torch.zeros(DIM), Feedback()), round=1)
     uploads = {0: torch.ones(DIM), 1: torch.ones(DIM)}
-    told = system.adapt(state, Feedback(answered=uploads, total=uploads[0], answers={"curvature": {0: 0.04, 1: 0.12}}))
+    told = system.adapt(
+        state, Feedback(answered=uploads, total=uploads[0], answers={"curvature from the sum": {0: 0.04, 1: 0.12}})
+    )
     # μ = (0.04 + 3·0.12)/4 = 0.1; 4/μ² = 400, σ²C²d/B̂² = 900·4/100² = 0.36.
     assert told.steps == round(math.sqrt(1 + (400 + 3 + 0.36) / (2.2 * 1.36))) == 12
 
@@ -290,7 +292,7 @@ def test_a_curvature_that_says_nothing_changes_nothing(told: float) -> None:
     uploads = {0: torch.zeros(DIM), 1: torch.zeros(DIM)}
     assert (
         system.adapt(
-            state, Feedback(answered=uploads, total=uploads[0], answers={"curvature": {0: told, 1: told}})
+            state, Feedback(answered=uploads, total=uploads[0], answers={"curvature from the sum": {0: told, 1: told}})
         ).steps
         == 4
     )

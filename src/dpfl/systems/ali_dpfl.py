@@ -3,10 +3,10 @@
 Two things are short: communication rounds (R_s, here `rounds`) and local steps, of which the budget allows R_c. Where
 rounds are plenty (R_s ≥ R_c) one step a round is best; otherwise τ* (equation 9) is computed after every round. It
 needs the curvature μ of the loss. The paper takes it from exact local gradients, an uncounted release: by how much
-each client's changes from the new aggregate to its own model (`curvature_from = "aggregate"`; this option's default,
-from the model it began with, is what trainings before release 0.3 did). In tight calibration it comes from the noised
-uploads: the mean gradient of a round is −their sum/(ητ), and μ is by how much it changed from the last round to this
-one, over the way between the two models.
+each client's changes from the new aggregate to its own model (`curvature_from = "broadcast"`, from the model it began
+with, is what trainings before release 0.3 did). In tight calibration it comes from the noised uploads: the mean
+gradient of a round is −their sum/(ητ), and μ is by how much it changed from the last round to this one, over the way
+between the two models.
 """
 
 import math
@@ -68,9 +68,9 @@ class ALIDPFL(PrivateSystem[ALIState]):
     sampling_rate: float = 0.5  # q
     noise_multiplier: float = 4.0  # σ, in units of the clip
     heterogeneity: float = 10.0  # Γ, how far apart the clients' best losses are; 0 for clients that are alike
-    curvature_from: Literal["broadcast", "aggregate"] = field(
-        default="broadcast", metadata=ADDED_0_3
-    )  # what each client's model is compared with for μ, in paper calibration: what it began with, or the new sum
+    # What each client's model is compared with for μ, in paper calibration: the new sum, or what it began with. The
+    # latter is what releases before 0.3 did: results of theirs are no results of this default.
+    curvature_from: Literal["aggregate", "broadcast"] = "aggregate"
     divisor: float | None = field(default=None, metadata=ADDED_0_3)  # of gradients' sums; None: expected batch size
 
     def __post_init__(self) -> None:

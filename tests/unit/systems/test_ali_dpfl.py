@@ -66,7 +66,7 @@ def test_rounds_are_plenty_from_the_number_of_steps_on(spare: int, steps: int) -
     system = replace(system, rounds=48 + spare)
     state = begin(system, (10, 20))
     assert (state.total_steps, state.steps) == (48, steps)
-    answers = {"curvature": {0: 0.01, 1: 0.01}}  # so flat that τ* is far above 5
+    answers = {"curvature from the sum": {0: 0.01, 1: 0.01}}  # so flat that τ* is far above 5
     uploads = dict.fromkeys((0, 1), torch.ones(3))
     later = system.adapt(
         replace(state, model=state.model + 1, round=1), Feedback(answered=uploads, total=torch.ones(3), answers=answers)
@@ -106,7 +106,7 @@ def test_only_the_paper_asks_clients_for_their_curvature() -> None:
     assert questions_in(ALIDPFL().needs) == ()
     assert ALIDPFL().promise((10, 10)).uncounted == ()
     paper = ALIDPFL(calibration="paper")
-    assert questions_in(paper.needs) == ("curvature",)
+    assert questions_in(paper.needs) == ("curvature from the sum",)
     (named,) = paper.promise((10, 10)).uncounted
     assert "gradient" in named
 
@@ -118,8 +118,8 @@ def test_the_curvature_is_asked_for_where_it_is_to_be_taken_and_named_so() -> No
     }
     assert told["broadcast"] == (UNPAID["curvature"],)
     assert told["aggregate"] == (UNPAID["curvature from the sum"],)
-    assert ALIDPFL(calibration="paper").curvature_from == "broadcast"  # which is what kept cells were trained with
-    assert questions_in(ALIDPFL(curvature_from="aggregate").needs) == ()
+    assert ALIDPFL(calibration="paper").curvature_from == "aggregate"  # as the paper has it
+    assert questions_in(ALIDPFL(calibration="tight").needs) == ()
 
 
 @each("where", ["broadcast", "aggregate"])
@@ -146,7 +146,7 @@ def test_a_divisor_of_ones_own_changes_steps_and_no_price() -> None:
 def test_where_rounds_are_plenty_nobody_is_asked(epsilon: float | tuple[float, ...]) -> None:
     short = ALIDPFL(calibration="paper", epsilon=epsilon, sampling_rate=0.1, noise_multiplier=2.0, rounds=1)
     most = begin(short, (10, 10)).total_steps
-    for rounds, asked in ((most - 1, ("curvature",)), (most, ())):
+    for rounds, asked in ((most - 1, ("curvature from the sum",)), (most, ())):
         system = replace(short, rounds=rounds)
         assert questions_in(system.needs) == asked
         assert len(system.promise((10, 10)).uncounted) == len(asked)
@@ -167,7 +167,7 @@ def test_the_curvature_is_a_mean_over_those_who_answered(answered: tuple[int, ..
     feedback = Feedback(
         answered=dict.fromkeys(answered, torch.ones(3)),
         total=torch.ones(3),
-        answers={"curvature": dict.fromkeys(answered, 0.5)},
+        answers={"curvature from the sum": dict.fromkeys(answered, 0.5)},
     )
     # 4/μ² = 16 and σ²C²d/B̂² = 16·3/100² = 0.0048, T = 9: τ* = √(1 + 19.0048/((2 + 1/9)·1.0048)) = 3.16.
     assert system.adapt(replace(state, model=torch.ones(3), round=1), feedback).steps == 3
