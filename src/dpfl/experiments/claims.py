@@ -216,7 +216,7 @@ def _verdict(less: Estimate, than: Estimate, claim: Claim) -> Verdict:
 
 def _extreme(row: str, get: Get, columns: Sequence[str], *, lowest: bool) -> str | None:
     measured = {column: found.mean for column in columns if (found := get(row, column)) is not None}
-    if not measured:
+    if not measured or len(measured) < len(columns):  # what is not tried could be it
         return None
     return (min if lowest else max)(measured, key=lambda column: measured[column])
 
@@ -226,7 +226,7 @@ def _best_at(
 ) -> Estimate | None:
     """Return where a row is best, with an estimate by leaving out one repetition after the other (jackknife)."""
     found = {column: got for column in columns if (got := get(row, column)) is not None}
-    if not found:
+    if not found or len(found) < len(columns):  # what is not tried could be best
         return None
     pick = min if lower_is_better else max
 

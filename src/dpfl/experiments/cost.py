@@ -42,7 +42,8 @@ def flops(cell: Cell) -> float:
         sharing = _WRITERS if settings.partition == "writer" else settings.clients
         records = settings.sizes or pool * (1 - settings.validation_share) / sharing
     taking_part = system.cohort or settings.clients
-    steps = getattr(system, "local_steps", None) or 1
+    # A local epoch is one pass, in however many batches.
+    steps = getattr(system, "local_epochs", None) or getattr(system, "local_steps", None) or 1
     rate = getattr(system, "sampling_rate", None) or 1.0
     # Curvature, where a paper asks for it, is two gradients of all records in every round.
     passes = rate * steps + (2 if CURVATURES & system.needs else 0)

@@ -129,3 +129,13 @@ def test_what_a_scale_leaves_out_is_not_judged() -> None:
         lower_is_better=True, where=WHERE,
     )  # fmt: skip
     assert found.verdict == "not tried"
+
+
+def test_the_best_of_a_row_is_not_known_before_all_of_it_is_tried() -> None:
+    half = {place: found for place, found in TABLE.items() if place != ("a", "4")}
+    for claim in (
+        Claim("", Place(number=1.5), Place(row="a"), of="best_at"),
+        Claim("", Place("a", "best"), Place("a", "1")),
+    ):
+        assert judged(claim, TABLE).verdict != "not tried"
+        assert judged(claim, half).verdict == "not tried"

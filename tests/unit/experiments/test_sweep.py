@@ -24,6 +24,7 @@ from dpfl.experiments.store import Store
 from dpfl.experiments.sweep import Job, jobs_of, missing, sweep
 from dpfl.systems.ali_dpfl import ALIDPFL
 from dpfl.systems.dpsgd_fedavg import DPSGDFedAvg
+from dpfl.systems.fedavg import FedAvg
 
 TEXT = """
 title = "digits"
@@ -293,6 +294,15 @@ def test_costs_grow_with_what_is_trained(experiment: Experiment) -> None:
     assert flops(long) == pytest.approx(3 * flops(short))
     assert 0 < seconds([short]) < seconds([long, short])
     assert seconds([job.cell for job in jobs_of(experiment, 1)]) < 60
+
+
+def test_costs_count_local_epochs_as_passes(experiment: Experiment) -> None:
+    cell = experiment.cells(experiment.rows[0], experiment.columns[0], at_true=False, seed=1)[0][1]
+    once, thrice = (
+        replace(cell, config=replace(cell.config, system=FedAvg(local_epochs=epochs, batch_size=10)))
+        for epochs in (1, 3)
+    )
+    assert flops(thrice) == pytest.approx(3 * flops(once))
 
 
 def test_costs_count_what_a_paper_asks_of_clients() -> None:
