@@ -25,15 +25,17 @@ def option_names(kind: "type[DataclassInstance]") -> tuple[str, ...]:
 
 
 def deciding(options: "DataclassInstance") -> dict[str, Any]:
-    """Return the fields that say something: not None, nor added by a later release (`metadata`) and at their default.
+    """Return the fields that say something: not None, nor added by a later release and as it was before there were any.
 
-    What is named by these keeps its name when an option is added.
+    What is named by these keeps its name when an option is added: one with `metadata` that holds `added`, a release,
+    and `before`, the value that means as before, where that is not the default.
     """
     values = ((field, getattr(options, field.name)) for field in fields(options))
     return {
         field.name: value
         for field, value in values
-        if value is not None and not ("added" in field.metadata and value == field.default)
+        if value is not None
+        and not ("added" in field.metadata and value == field.metadata.get("before", field.default))
     }
 
 

@@ -2,7 +2,8 @@
 
 A key outlives releases. It knows nothing of the package's version, of the order of fields, or of where a training ran.
 An option that a later release adds, declared with `field(default=…, metadata={"added": "0.2"})`, is left out while it
-has its default: that default must mean "as before there was this option", and must never change.
+has its default: that default must mean "as before there was this option", and must never change. Where another value
+means that, the metadata name it as `before`.
 """
 
 import hashlib

@@ -137,8 +137,8 @@ def _main_claim(paper: str, main: Mapping[str, str], by_name: Mapping[str, Resul
 def _of(results: Results, verdicts: Verdicts, look: Look) -> str:
     if look not in verdicts.by:
         return "–"
-    times = results.repetitions_at(look)
-    return f"{verdicts.by[look]}{f'; {times} repetitions' if times > 1 else ''}"
+    judgement, times = verdicts.by[look], results.repetitions_at(look)
+    return f"{judgement}{f'; {times} repetitions' if times > 1 and judgement.pairs else ''}"
 
 
 def _about(paper: str) -> dict[str, Any]:

@@ -68,9 +68,9 @@ class ALIDPFL(PrivateSystem[ALIState]):
     sampling_rate: float = 0.5  # q
     noise_multiplier: float = 4.0  # σ, in units of the clip
     heterogeneity: float = 10.0  # Γ, how far apart the clients' best losses are; 0 for clients that are alike
-    # What each client's model is compared with for μ, in paper calibration: the new sum, or what it began with. The
-    # latter is what releases before 0.3 did: results of theirs are no results of this default.
-    curvature_from: Literal["aggregate", "broadcast"] = "aggregate"
+    curvature_from: Literal["aggregate", "broadcast"] = field(
+        default="aggregate", metadata=ADDED_0_3 | {"before": "broadcast"}
+    )  # what each client's model is compared with for μ, in paper calibration: the new sum, or what it began with
     divisor: float | None = field(default=None, metadata=ADDED_0_3)  # of gradients' sums; None: expected batch size
 
     def __post_init__(self) -> None:
