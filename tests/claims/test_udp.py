@@ -1,7 +1,8 @@
 """UDP and CRD on MNIST, N = 50, n_i = 800, δ = 1e-3: what the paper claims, and where its stronger claim fails.
 
 All with one full-batch step a round and clipped records: our reading of the paper. Its authors' code takes several
-steps and clips parameters; what holds then stands in docs/results/udp-crd.md. The MLP is the paper's; CRD's controller is watched on softmax regression, whose rounds cost a third.
+steps and clips parameters; what holds then stands in docs/results/udp-crd.md. The MLP is the paper's; CRD's controller
+is watched on softmax regression, whose rounds cost a third.
 """
 
 import pytest

@@ -112,6 +112,13 @@ def test_every_number_of_a_verdict_stands_in_a_table_below_it(paper: str) -> Non
     assert untold(about["verdict"] + about["promises"] + plain, tables) == []
 
 
+def test_every_number_that_the_readme_says_of_the_papers_stands_in_a_table() -> None:
+    readme = (DOCS.parents[1] / "README.md").read_text()
+    said = readme[readme.index("## The papers' results, again") : readme.index("## Fast")]
+    pages = "\n".join((DOCS / f"{paper}.md").read_text() for paper in PAGES)
+    assert untold(said, "\n".join(line for line in pages.splitlines() if line.startswith("|"))) == []
+
+
 # Claims are the papers' own.
 
 
