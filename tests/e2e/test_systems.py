@@ -173,7 +173,7 @@ def refused(*args: str, cwd: Path) -> str:
 
 
 BAD = {
-    "local steps in udp": (["udp", "--local-steps", "2"], ["local_steps", "udp takes"]),
+    "local steps in fedsgd-dpc": (["fedsgd-dpc", "--local-steps", "2"], ["local_steps", "fedsgd-dpc takes"]),
     "a budget without privacy": (["fedprox", "--epsilon", "3"], ["epsilon", "fedprox takes"]),
     "Laplace noise on an L2 clip": (
         ["fedsgd-dpc", "--set", "mechanism=laplace", "--set", "norm=2"], ["norm must be 1 with Laplace", "was 2"],

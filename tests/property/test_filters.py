@@ -178,7 +178,9 @@ def test_who_forgets_the_models_is_found_out() -> None:
         return overheard_at_most(rounds, worth, exposures, HearsOnly) > 1 + 1e-12
 
     cases = st.tuples(rounds_played, st.floats(0.1, 10.0), st.integers(1, 4))
-    find(cases, overdrawn, settings=settings(deadline=None, phases=[Phase.generate], database=None))
+    # One case in some dozens is overdrawn: a hundred of them may hold none.
+    found = settings(deadline=None, phases=[Phase.generate], database=None, max_examples=2000)
+    find(cases, overdrawn, settings=found)
 
 
 class LooksBeforeItAdds(PlainFilter):

@@ -109,7 +109,11 @@ class SumsOnly(PricedClients):
             {"on_uploads": lambda round, uploads: None},
             "each client's upload by itself, which on_uploads",
         ),
-        (dpfl.ALIDPFL(rounds=2, calibration="paper"), {}, "the curvature on clients' data, which ali-dpfl needs"),
+        (
+            dpfl.ALIDPFL(rounds=2, calibration="paper"),
+            {},
+            "the curvature on clients' data after the round, which ali-dpfl needs",
+        ),
         (dpfl.UDP(rounds=2, discount=0.9, calibration="paper"), {}, "the loss on clients' data, which udp needs"),
     ],
 )
