@@ -203,7 +203,7 @@ BAD = {
     "records clipped in nbafl's paper": (
         ["nbafl", "--calibration", "paper", "--set", "clipping=record"], ["clipping must be 'model'"],
     ),
-    "a baseline's paper": (["lei", "--calibration", "paper"], ["calibration must be one of tight"]),
+    "a baseline's paper": (["adap-dpfl", "--calibration", "paper"], ["calibration must be one of tight"]),
     "half of a theory": (["dp-fedavg", "--set", "smoothness=2"], ["strong_convexity must be given"]),
     "a theory and a rate": (
         ["fedsgd-dpc", "--lr", "1", "--set", "smoothness=2", "--set", "strong_convexity=1"], ["lr and lr_schedule"],
