@@ -1,10 +1,11 @@
 """FedAvg without privacy: the baseline that noise is measured against (McMahan et al., 2017)."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 from dpfl.orders import Order
-from dpfl.systems.system import ADDED_0_3, State, System, local_training, require_local_training
+from dpfl.systems.system import ADDED_0_3, State, System, by_size, local_training, require_local_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +31,7 @@ class FedAvg(System[State]):
 
     def orders(self, state: State) -> dict[int, Order]:
         """Order the same plain local training from everyone."""
-        sizes = state.problem.sizes
-        orders = {records: self._order(state.round, records) for records in {sizes[client] for client in state.cohort}}
-        return {client: orders[sizes[client]] for client in state.cohort}
+        return by_size(state, partial(self._order, state.round))
 
     def _order(self, done: int, records: int) -> Order:
         local = local_training(

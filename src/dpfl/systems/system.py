@@ -6,7 +6,7 @@ here; a system's own file holds what is special about it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
@@ -227,6 +227,13 @@ def questions_in(needs: Collection[Need]) -> tuple[Question, ...]:
 def batch_of(sampling_rate: float | None) -> Full | Poisson:
     """Return Poisson batches at this rate, or full batches for None."""
     return Full() if sampling_rate is None else Poisson(sampling_rate)
+
+
+def by_size(state: State, order: Callable[[int], Order]) -> dict[int, Order]:
+    """Order the same from clients of the cohort that hold equally many records, on which it depends what a pass is."""
+    sizes = state.problem.sizes
+    orders = {records: order(records) for records in {sizes[client] for client in state.cohort}}
+    return {client: orders[sizes[client]] for client in state.cohort}
 
 
 def local_training(
