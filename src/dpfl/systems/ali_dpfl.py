@@ -23,7 +23,7 @@ from dpfl.privacy.budget import Promise
 from dpfl.systems.dpsgd import affordable_steps, dpsgd_order, require_divisor
 from dpfl.systems.system import ADDED_0_3, Feedback, PrivateSystem, Problem, State, require_all_clients
 
-_QUESTIONS: dict[str, Question] = {"broadcast": "curvature", "aggregate": "curvature from the sum"}
+_QUESTIONS: dict[str | None, Question] = {"broadcast": "curvature", "aggregate": "curvature from the sum"}
 
 
 def optimal_local_steps(
@@ -68,13 +68,15 @@ class ALIDPFL(PrivateSystem[ALIState]):
     sampling_rate: float = 0.5  # q
     noise_multiplier: float = 4.0  # σ, in units of the clip
     heterogeneity: float = 10.0  # Γ, how far apart the clients' best losses are; 0 for clients that are alike
-    curvature_from: Literal["aggregate", "broadcast"] = field(
-        default="aggregate", metadata=ADDED_0_3 | {"before": "broadcast"}
-    )  # what each client's model is compared with for μ, in paper calibration: the new sum, or what it began with
+    curvature_from: Literal["aggregate", "broadcast"] | None = field(
+        default=None, metadata=ADDED_0_3 | {"before": "broadcast"}
+    )  # what each client's model is compared with for μ in paper calibration: the new sum (None), or what it began with
     divisor: float | None = field(default=None, metadata=ADDED_0_3)  # of gradients' sums; None: expected batch size
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.curvature_from is None and self.calibration == "paper":
+            object.__setattr__(self, "curvature_from", "aggregate")
         require_all_clients(self, "asks every client in every round")
         require_count("local_steps", self.local_steps, "take at least one local step a round")
         Poisson(self.sampling_rate)

@@ -26,7 +26,7 @@ TABLES: list[dict[str, Any]] = [
     {"system": "dp-fedavg", "cohort": 2, "lr": 0.1, "norm": 1, "validation_share": 0.2},
     {"system": "udp", "epsilon": [8.0, 4.0, 2.0, 1.0], "discount": 0.5, "calibration": "paper"},
     {"system": "nbafl", "clipping": "record", "exposures": 2, "cohort": 2, "partition": "dirichlet:1.0"},
-    {"system": "ali-dpfl", "curvature_from": "broadcast", "heterogeneity": 0.0, "delta": 1e-5, "test_share": 0.3},
+    {"system": "ali-dpfl", "heterogeneity": 0.0, "delta": 1e-5, "test_share": 0.3},
     {"system": "fedsgd-dpc", "mechanism": "laplace", "lr": 0.1, "min_records": 5},
     {"system": "fedsgd-dpc", "strong_convexity": 0.5, "smoothness": 2.0, "sampling_rate": 0.5},
     {"system": "dpsgd-fedavg", "server_momentum": 0.5, "averaged": 0.5, "noise_multiplier": 6.0},
