@@ -146,6 +146,12 @@ def _so_often(results: Results, look: Look) -> str:
 
 
 def table(lines: list[list[str]]) -> str:
-    """Return a table in Markdown, its heading first."""
-    heading, *rows = lines
+    """Return a table in Markdown, its heading first; a bar within a cell, as in |D_i|, is no end of it.
+
+    >>> print(table([["size"], ["|D_i|"]]), end="")
+    | size |
+    | --- |
+    | \\|D_i\\| |
+    """
+    heading, *rows = ([cell.replace("|", "\\|") for cell in line] for line in lines)
     return "".join(f"| {' | '.join(row)} |\n" for row in [heading, ["---"] * len(heading), *rows])
