@@ -81,8 +81,8 @@ def tally(results: Sequence[Results]) -> str:
 def what_is_private(results: Sequence[Results]) -> str:
     """Say that all of it is a simulation, and whom each ε is for: a comparison with a paper keeps to its neighbours."""
     systems: dict[tuple[str, str], set[str]] = {}
-    for one in results:
-        for kind, its in one.protected.items():
+    for reading in (reading for one in results for reading in one.readings):
+        for kind, its in reading.protected.items():
             systems.setdefault(kind, set()).update(its)
     simulation = "All of this together is a simulation, which runs on seeds: nobody's records were protected here."
     if not systems:

@@ -8,7 +8,7 @@ import pytest
 from dpfl.errors import BadInput
 from dpfl.experiments import pages, results
 from dpfl.experiments.experiment import Experiment
-from dpfl.experiments.pages import tally, write_page
+from dpfl.experiments.pages import tally, what_is_private, write_page
 from dpfl.experiments.reading import load
 from dpfl.experiments.results import Results
 from dpfl.experiments.store import Store
@@ -146,6 +146,7 @@ def test_a_reading_that_nobody_tried_decides_nothing(twice: Experiment, tmp_path
     (verdicts,) = found.verdicts()
     assert [one.verdict for one in verdicts.by.values()] == ["not tried", "held", "open"]
     assert "Not tried yet: `dpfl reproduce twice --scale paper`." in markdown(found)
+    assert "one record, replaced by any other (`udp`)" in what_is_private([found])  # of the other reading
     assert tally([found]) == (
         "1 claim is tested here: under the paper's reading 1 not tried yet; under our reading 1 held; at true ε 1"
         " stayed open."
