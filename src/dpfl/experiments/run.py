@@ -51,6 +51,9 @@ def write_pages(experiments: Sequence[Experiment], folder: Path, *, seed: int = 
         shown = {one.experiment.name for one in its}
         left = [one for one in experiments if one.paper == paper and one.name not in shown]
         paths.append(write_page(paper, its, left, folder))
-    scale = experiments[0].scale
-    every = [Results(one, store, seed=seed) for one in find(["all"], scale)]
+    read = {one.experiment.name: one for one in begun}
+    every = []
+    for one in find(["all"], experiments[0].scale):
+        known = read.get(one.name)
+        every.append(known if known and known.experiment == one else Results(one, store, seed=seed))
     return [*paths, write_index([one for one in every if not one.is_empty], folder)]

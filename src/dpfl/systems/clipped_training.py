@@ -56,12 +56,10 @@ class ClippedTraining(PrivateSystem[C]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_local_training(self.local_steps, self.local_epochs, self.batch_size, usual_steps=type(self).local_steps)
-        if self.batch_size is not None and not self.clips_parameters:
-            raise BadInput(
-                f"batch_size must be left out where each record's gradient is clipped, was {self.batch_size}: how often"
-                " a record of a shuffled batch counts is not priced; leave it out, or use clipping=model"
-            )
+        require_local_training(
+            self.local_steps, self.local_epochs, self.batch_size, usual_steps=type(self).local_steps,
+            clips_records=not self.clips_parameters,
+        )  # fmt: skip
         if self.calibration == "paper" and self.cohort is not None and self.scheduling != "random":
             raise BadInput(
                 f"scheduling must be 'random' in UDP's paper calibration, whose noise counts on chance (q = K/N), was"

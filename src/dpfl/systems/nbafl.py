@@ -80,13 +80,9 @@ class NbAFL(PrivateSystem[NbAFLState]):
         if self.local_steps is None and self.local_epochs is None:
             object.__setattr__(self, "local_steps", 1 if self.clipping == "record" else 5)
         require_local_training(
-            1 if self.local_steps is None else self.local_steps, self.local_epochs, self.batch_size, usual_steps=1
-        )
-        if self.batch_size is not None and self.clipping == "record":
-            raise BadInput(
-                f"batch_size must be left out where clipping is 'record', was {self.batch_size}: how often a record of"
-                " a shuffled batch counts is not priced; leave it out, or clip the parameters with clipping=model"
-            )
+            1 if self.local_steps is None else self.local_steps, self.local_epochs, self.batch_size, usual_steps=1,
+            clips_records=self.clipping == "record",
+        )  # fmt: skip
         require_not_negative("proximal", self.proximal, "use 0 for no pull")
         require_count("exposures", self.exposures, "count at least one upload")
         if self.exposures > self.rounds:

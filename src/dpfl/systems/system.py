@@ -263,10 +263,12 @@ def require_local_training(
     *,
     usual_steps: int,
     sampling_rate: float | None = None,
+    clips_records: bool = False,
 ) -> None:
     """Refuse what `local_training` cannot make an order of, and options that say the same thing twice.
 
     usual_steps: the local steps where none are given, which may stand beside passes.
+    clips_records: whether each record's gradient is clipped, for which shuffled batches have no price.
     """
     require_count("local_steps", local_steps, "take at least one local step a round")
     batch_of(sampling_rate)
@@ -278,6 +280,11 @@ def require_local_training(
                 f"{name} must be left out with sampling_rate, whose batches make up no passes, was {value}; give the"
                 " one or the other"
             )
+    if batch_size is not None and clips_records:
+        raise BadInput(
+            f"batch_size must be left out where each record's gradient is clipped, was {batch_size}: how often a record"
+            " of a shuffled batch counts is not priced; leave it out, or clip the parameters with clipping=model"
+        )
     if local_epochs is None:
         return
     require_count("local_epochs", local_epochs, "leave it out to count local steps")
