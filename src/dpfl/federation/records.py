@@ -87,6 +87,8 @@ class Federation:
     # Each client's records, the validation and the test split as they were before a preprocessing was fitted, by which
     # a ledger knows people; None where they are that already.
     untouched: "Callable[[], tuple[Records, ...]] | None" = None
+    names: tuple[str, ...] = ()  # of the clients, where they have any; numbers from 0 on otherwise
+    site_tests: tuple[Records, ...] = ()  # each client's own test records, where `test` is made of them
 
     def __repr__(self) -> str:
         sizes = sorted({min(self.sizes), max(self.sizes)}) if self.clients else [0]
@@ -100,6 +102,10 @@ class Federation:
     def sizes(self) -> tuple[int, ...]:
         """Return how many records each client holds: public, since neighbours replace a record."""
         return tuple(len(records) for records in self.clients)
+
+    def name_of(self, client: int) -> str:
+        """Return what a client is called."""
+        return self.names[client] if self.names else str(client)
 
     @property
     def shape(self) -> tuple[int, ...]:
