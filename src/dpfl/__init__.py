@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dpfl.federation import Records as Records
     from dpfl.federation import federate as federate
     from dpfl.federation import from_arrays as from_arrays
+    from dpfl.federation import from_clients as from_clients
     from dpfl.federation import from_torch as from_torch
     from dpfl.models import Model as Model
     from dpfl.orders import ClientClip as ClientClip
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "errors": "BadInput BudgetRefused Caution",
-    "federation": "Federation Records federate from_arrays from_torch",
+    "federation": "Federation Records federate from_arrays from_clients from_torch",
     "models": "Model",
     "orders": "ClientClip Full Gaussian Laplace ModelClip Order Poisson RecordClip Shuffled sensitivity",
     "privacy.budget": "Budget Promise",

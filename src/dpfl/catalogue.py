@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfl.experiments.reading import find
-from dpfl.federation import LOADERS
+from dpfl.federation import FEDERATIONS, LOADERS
 from dpfl.federation.files import whereabouts
 from dpfl.models import ARCHITECTURES, default_model
 from dpfl.report.tables import aligned, markdown
@@ -41,7 +41,7 @@ def data() -> list[Row]:
             "files": whereabouts(name),
             "about": _about(loader).removeprefix("Return "),
         }
-        for name, loader in LOADERS.items()
+        for name, loader in (*LOADERS.items(), *FEDERATIONS.items())
     ]
 
 

@@ -1,20 +1,25 @@
 """A run's config: one flat table of plain values, read from TOML and written back complete.
 
 A key is either a setting (which data, how it is shared out, seed, device) or an option of the system. A key that
-neither knows is refused. Writing is done here because the standard library only reads TOML, and a flat table is easy.
+neither knows is refused. Where clients are sites, `[sites.NAME]` may give one of them a budget of its own. Writing is
+done here because the standard library only reads TOML, and a flat table is easy.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from dpfl.errors import BadInput, choose, suggestion
+from dpfl.federation import names_of
 from dpfl.options import deciding, option_names, read_toml
+from dpfl.settings import DataSettings
 from dpfl.settings import Settings as Settings
 from dpfl.systems import SYSTEMS, System
+
+_FILES = "files"  # in a table of sites: where they are; every other key is the name of one
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,14 @@ class Config:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def merged(table: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with what was given besides, which counts more; sites that are given keep their own budgets."""
+    whole = {**table, **given}
+    if isinstance(own := table.get("sites"), Mapping) and "sites" in given:
+        whole["sites"] = {**own, _FILES: given["sites"]}
+    return whole
+
+
 def parse(table: Mapping[str, Any]) -> Config:
     """Check a flat table of keys and make the config it describes."""
     options = dict(table)
@@ -60,6 +73,8 @@ def parse(table: Mapping[str, Any]) -> Config:
         raise BadInput(f"system must be one of {', '.join(sorted(SYSTEMS))}, was {name!r}; name one")
     kind = choose("system", name, SYSTEMS)
     settings, own = (set(option_names(part)) for part in (Settings, kind))
+    if isinstance(options.get("sites"), Mapping):
+        options |= _of_sites(options.pop("sites"), options, kind)
     for key in options:
         if key == "search":
             raise BadInput(
@@ -75,6 +90,37 @@ def parse(table: Mapping[str, Any]) -> Config:
         kind(**{key: value for key, value in options.items() if key in own}),
         Settings(**{key: value for key, value in options.items() if key in settings}),
     )
+
+
+def _of_sites(table: Mapping[str, Any], options: Mapping[str, Any], kind: type[System[Any]]) -> dict[str, Any]:
+    """Return the options that a table of sites stands for: where they are, and one budget for each in their order."""
+    files = table.get(_FILES)
+    budgets = {name: own for name, own in table.items() if name != _FILES}
+    found: dict[str, Any] = {} if files is None else {"sites": files}
+    if not budgets:
+        return found
+    known = {**options, **found}
+    names = names_of(DataSettings(**{key: known[key] for key in option_names(DataSettings) if key in known}))
+    for name, own in budgets.items():
+        if name not in names:
+            raise BadInput(
+                f"sites.{name} must be the name of a site, but there are {', '.join(names) or 'none with names'}"
+                f"{suggestion(name, names) or '; correct it, or leave it out'}"
+            )
+        if not isinstance(own, Mapping) or not set(own) <= {"epsilon", "delta"}:
+            raise BadInput(f"sites.{name} must be a table of epsilon, delta or both, was {own!r}; write epsilon = 1.0")
+    usual = {**{option.name: option.default for option in fields(kind)}, **options}
+    for key in ("epsilon", "delta"):
+        if any(key in own for own in budgets.values()):
+            common = usual.get(key)
+            lacking = [name for name in names if key not in budgets.get(name, {})]
+            if lacking and not isinstance(common, (int, float)):
+                raise BadInput(
+                    f"{key} must be one number for the sites that have none of their own ({', '.join(lacking)}), was"
+                    f" {common!r}; give it, or one to each"
+                )
+            found[key] = [budgets.get(name, {}).get(key, common) for name in names]
+    return found
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def repeat(
     learner.module.to(target)
     validation, test = federation.validation.to(target), federation.test.to(target)
     records = tuple(records.to(target) for records in federation.clients)
-    public = validation if len(validation) else test
+    public = federation.example.to(target)
     clients = make_clients(chosen.backend, learner, records, shared, public=public, drawn_by=chosen.draws)
     if isinstance(clients, ReferenceClients):  # in turn, as any model of unknown layers is
         capable = Capabilities(None, False, clients.vectorised, "the reference client was asked for")

@@ -25,18 +25,54 @@ def about(help: str, *, metavar: str, compared: bool = False) -> dict[str, Any]:
     return {"help": help, "metavar": metavar, "compared": compared}
 
 
+SITES = "sites"  # what the data is called where a user's own sites hold it
+EXISTING = ("heart",)  # data sets whose clients exist already
+_DATA, _CLIENTS = "digits", 20
+_SHARING_OUT = ("partition", "sizes", "share", "min_records", "validation_share")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
     """Which data, and how it is shared out among clients."""
 
     data: str = field(
-        default="digits",
+        default=_DATA,
         metadata=about(
-            "Data set: digits (embedded), mnist, fashion-mnist, femnist, cifar10, adult or lending-club.",
+            "Data set: heart and digits (embedded), mnist, fashion-mnist, femnist, cifar10, adult or lending-club.",
             metavar="D", compared=True,
         ),
     )  # fmt: skip
-    clients: int = field(default=20, metadata=about("How many clients hold the data.", metavar="N", compared=True))
+    sites: str | tuple[str, ...] | None = field(
+        default=None,
+        metadata=about(
+            "Sites that hold data of their own, in place of a data set: a folder with a file (CSV, Parquet or NPZ) for"
+            " each, or the files.",
+            metavar="PATH…", compared=True,
+        )
+        | {"added": "0.3"},
+    )  # fmt: skip
+    schema: str | None = field(
+        default=None,
+        metadata=about(
+            "What the columns of the sites' files mean, and their public ranges; schema.toml beside them if left out.",
+            metavar="FILE", compared=True,
+        )
+        | {"added": "0.3"},
+    )  # fmt: skip
+    public: str | None = field(
+        default=None,
+        metadata=about(
+            "A file of public records in the form of the sites', for plans and for decisions during training.",
+            metavar="FILE", compared=True,
+        )
+        | {"added": "0.3"},
+    )  # fmt: skip
+    clients: int | None = field(
+        default=None,
+        metadata=about(
+            "How many clients hold the data: 20 if left out, or as many as there are sites.", metavar="N", compared=True
+        ),
+    )
     partition: str = field(
         default="iid",
         metadata=about(
@@ -62,19 +98,64 @@ class DataSettings:
     validation_share: float = field(
         default=0.1,
         metadata=about(
-            "The public part of the data, for decisions during training; 0 for none.", metavar="A", compared=True
+            "The public part of the data, for decisions during training; 0 for none. Sites have none.",
+            metavar="A",
+            compared=True,
         ),
     )
     test_share: float = field(
         default=0.2,
-        metadata=about("The part to test on, where the data has no test split of its own.", metavar="A", compared=True),
+        metadata=about(
+            "The part to test on, where the data has no test split of its own: of each site's records, where there are"
+            " sites.",
+            metavar="A",
+            compared=True,
+        ),
     )
     data_seed: int | None = field(
         default=None, metadata=about("For sharing out the data; the seed if left out.", metavar="S")
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.sites, os.PathLike):  # from Python
+            object.__setattr__(self, "sites", os.fspath(self.sites))
         fit_fields(self)
+        if self.sites is not None:
+            self._name_the_sites()
+        elif self.data == SITES:
+            raise BadInput(f"sites must be given where data is {SITES!r}, were left out; name a folder or files")
+        elif self.schema is not None or self.public is not None:
+            field_name = "schema" if self.schema is not None else "public"
+            raise BadInput(f"{field_name} must come with sites, was given without any; add --sites FOLDER")
+        elif self.clients is None and self.data not in EXISTING:
+            object.__setattr__(self, "clients", _CLIENTS)
+        if self.has_sites:
+            self._require_nothing_shared_out()
+
+    @property
+    def has_sites(self) -> bool:
+        """Tell whether clients exist already, so that no data is shared out."""
+        return self.sites is not None or self.data in EXISTING
+
+    def _name_the_sites(self) -> None:
+        if self.data not in (SITES, _DATA):
+            raise BadInput(f"data must be left out with sites, which are the data, was {self.data!r}; leave it out")
+        object.__setattr__(self, "data", SITES)
+        if isinstance(self.sites, str):
+            object.__setattr__(self, "sites", (self.sites,))
+        if not self.sites:
+            raise BadInput("sites must name a folder or files, was an empty list; name some, or leave it out")
+
+    def _require_nothing_shared_out(self) -> None:
+        """Refuse what says how a pooled data set is shared out, where every record is at its site."""
+        for name in _SHARING_OUT:
+            default = next(one.default for one in fields(DataSettings) if one.name == name)
+            if (value := getattr(self, name)) != default:
+                way_out = "name a public file with --public" if name == "validation_share" else "leave it out"
+                raise BadInput(
+                    f"{name} must be left out where clients are sites with records of their own, which are not shared"
+                    f" out, was {value!r}; {way_out}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +222,10 @@ class TrainSettings:
 @dataclass(frozen=True, kw_only=True)
 class Settings(TrainSettings, DataSettings):
     """Both, as a config has them; its text begins with the data."""
+
+    def __post_init__(self) -> None:
+        DataSettings.__post_init__(self)
+        TrainSettings.__post_init__(self)
 
     @property
     def of_data(self) -> DataSettings:

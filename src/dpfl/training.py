@@ -35,6 +35,7 @@ from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.people import Fingerprints, fingerprint, fingerprints_of
 from dpfl.rehearsal import allowance
 from dpfl.round import Outcome, walk
+from dpfl.server.at_sites import SiteResult, results_of
 from dpfl.server.evaluation import PublicSplit, Score, evaluate
 from dpfl.session import OnUploads, Session, follows_uploads, problem_of
 from dpfl.settings import Settings, TrainSettings, read, takes
@@ -60,6 +61,7 @@ OnRound = Callable[[RoundMetrics], None]
 OnOpen = Callable[[Session[Any]], None]
 
 _OWN = "# Data, model or clients were handed over in Python: repeat this run from there.\n"
+_HELD_OUT = "records that sites keep for testing"
 _SLOW = 3.0  # times a plain step, from which on a fall-back is worth a word
 
 
@@ -77,6 +79,7 @@ class Run:
     engine: str  # how clients trained, and why
     out: Path | None
     model: nn.Module  # holds the trained parameters
+    sites: tuple[SiteResult, ...] = ()  # of clients that have names
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `dpfl run --json` prints."""
@@ -89,6 +92,7 @@ class Run:
             "seconds": self.seconds,
             "history": self.history,
             "certificate": self.certificate.to_dict(),
+            **({"sites": [asdict(site) for site in self.sites]} if self.sites else {}),
             "engine": self.engine,
             "out": None if self.out is None else str(self.out),
         }
@@ -177,8 +181,8 @@ def train(
     if clients is not None:
         performers = clients(learner, records, streams) if callable(clients) else clients
     else:
-        public = validation if len(validation) else test
-        made = make_clients(chosen.backend, learner, records, streams, public=public, drawn_by=chosen.draws)
+        tried = federation.example.to(target)
+        made = make_clients(chosen.backend, learner, records, streams, public=tried, drawn_by=chosen.draws)
         performers, chosen = made, replace(chosen, draws=made.drawn_by)
     engine, promise = performers.engine, system.promise(federation.sizes)
     config = Config(system, settings_of(federation, **asdict(_portable(chosen)) | {"model": learner.name}))
@@ -191,7 +195,9 @@ def train(
         noise_source=_noise_source(streams) or ("the clients that were handed in" if clients is not None else None),
         follows_uploads=follows_uploads(system), versions=environment["versions"],
         allowed=allowance(system, federation.sizes, streams),
-        sharing=_sharing(federation), recognise=partial(_recognise, federation, streams) if shared else None,
+        sharing=_sharing(federation), names=federation.names,
+        held_out=_HELD_OUT if federation.site_tests else None,
+        recognise=partial(_recognise, federation, streams) if shared else None,
     )  # fmt: skip
     session = Session(
         system, problem_of(system, federation.sizes, learner.dim, streams), learner, performers,
@@ -201,7 +207,8 @@ def train(
     state = session.begin()
     if chosen.ledger is None:  # what cannot begin leaves nothing behind: only now is a new ledger made
         session = replace(session, ledger=ledger_in(books=_books(folder)))
-    for caution in (*(cautions(promise, federation.sizes) if promise is not None else ()), *_slow(engine)):
+    doubts = () if promise is None else cautions(promise, federation.sizes, federation.names)
+    for caution in (*doubts, *_slow(engine)):
         warnings.warn(caution, Caution, stacklevel=2)
 
     started = time.perf_counter()
@@ -234,8 +241,11 @@ def train(
         learner.load(state.model)
         books = session.ledger.books
         certificate = certify(books, session.ledger.run)
+        sites = results_of(federation, learner, state.model, certificate)
         if folder is not None:
             _save(folder, learner, state.model, certificate, environment | {"seconds": round(seconds, 3)})
+            if sites:
+                run_folder.write_json(folder, run_folder.SITES, {"sites": [asdict(site) for site in sites]})
         if folder is not None and shared:
             books.extract(session.ledger.run, folder / run_folder.EXTRACT)
         books.close()
@@ -250,6 +260,7 @@ def train(
         engine=str(engine),
         out=folder,
         model=learner.module,
+        sites=sites,
     )
 
 

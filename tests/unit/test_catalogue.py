@@ -8,7 +8,7 @@ import pytest
 
 from dpfl import catalogue
 from dpfl.experiments.reading import names
-from dpfl.federation import LOADERS
+from dpfl.federation import FEDERATIONS, LOADERS
 from dpfl.models import ARCHITECTURES
 from dpfl.settings import Settings
 from dpfl.systems import SYSTEMS
@@ -36,7 +36,7 @@ def test_tables_are_written_between_their_marks_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("what", "expected"),
-    [("systems", SYSTEMS), ("data", LOADERS), ("models", ARCHITECTURES), ("experiments", names())],
+    [("systems", SYSTEMS), ("data", [*LOADERS, *FEDERATIONS]), ("models", ARCHITECTURES), ("experiments", names())],
 )
 def test_a_list_is_complete_and_has_a_line_for_each(what: str, expected: Any) -> None:
     rows = catalogue.LISTS[what]()

@@ -21,7 +21,8 @@ from dpfl.training import federation_of
 
 # What a config said before there was one list: its text, and with it the hash of a run, must stay.
 ORDER = [
-    "data", "clients", "partition", "sizes", "share", "min_records", "validation_share", "test_share", "data_seed",
+    "data", "sites", "schema", "public", "clients", "partition", "sizes", "share", "min_records", "validation_share",
+    "test_share", "data_seed",
     "model", "evaluate_every", "backend", "draws", "device", "precision", "seed", "sampler", "ledger",
 ]  # fmt: skip
 
@@ -58,7 +59,10 @@ def test_a_signature_shows_every_setting_with_its_default_and_its_help(function:
     ("given", "sentence"),
     [
         ({"partitoin": "iid"}, "partitoin must be a setting of federate, .*; did you mean 'partition'\\?$"),
-        ({"colour": 1}, "colour must be a setting of federate, .*; it takes data, clients, partition, sizes,"),
+        (
+            {"colour": 1},
+            "colour must be a setting of federate, .*; it takes data, sites, schema, public, clients, partition,",
+        ),
         ({"seed": 1, "data_seed": 2}, "seed must be as data_seed, for which it is short, was 1 and 2; give one$"),
         ({"share": "half"}, "share must be a number, was 'half'"),
     ],
@@ -99,7 +103,7 @@ OTHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", option_names(Settings))
+@pytest.mark.parametrize("name", sorted(OTHERS))
 def test_runs_are_compared_only_where_they_share_what_the_list_says(name: str, tmp_path: Path) -> None:
     value = OTHERS[name] if not isinstance(OTHERS[name], str) else f'"{OTHERS[name]}"'
     (tmp_path / "other.toml").write_text(f'system = "udp"\n{name} = {value}\n')
@@ -111,8 +115,47 @@ def test_runs_are_compared_only_where_they_share_what_the_list_says(name: str, t
         contenders(names, {})
 
 
+def test_runs_at_sites_are_compared_only_at_the_same_sites(tmp_path: Path) -> None:
+    assert OTHERS.keys() == set(option_names(Settings)) - {"sites", "schema", "public"}  # which come together
+    for key in ("sites", "schema", "public"):
+        here, there = ({"sites": "a", "schema": "a.toml", "public": "a.csv"} | {key: other} for other in ("b", "c"))
+        for name, table in (("here", here), ("there", there)):
+            lines = "".join(f'{setting} = "{value}"\n' for setting, value in table.items())
+            (tmp_path / f"{name}.toml").write_text(f'system = "udp"\n{lines}')
+        with pytest.raises(BadInput, match=f"^{key} must be the same in all that is compared"):
+            contenders([str(tmp_path / "here.toml"), str(tmp_path / "there.toml")], {})
+
+
 def test_what_compared_runs_share_is_what_they_shared_before() -> None:
-    assert (*ORDER[:8], "model") == COMPARED
+    assert (*ORDER[:11], "model") == COMPARED
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"data": "sites"}, "sites must be given where data is 'sites', were left out; name a folder or files"),
+        ({"schema": "s.toml"}, "schema must come with sites, was given without any; add --sites FOLDER"),
+        ({"public": "p.csv"}, "public must come with sites, was given without any; add --sites FOLDER"),
+        ({"sites": "a", "data": "mnist"}, "data must be left out with sites, which are the data, was 'mnist'"),
+        ({"sites": ()}, "sites must name a folder or files, was an empty list; name some, or leave it out"),
+        ({"sites": "a", "partition": "sorted"}, "partition must be left out where clients are sites .*, was 'sorted'"),
+        ({"data": "heart", "share": 0.5}, "share must be left out where clients are sites .*, was 0.5; leave it out"),
+        (
+            {"data": "heart", "validation_share": 0.5},
+            "validation_share must be .* 0.5; name a public file with --public",
+        ),
+    ],
+)
+def test_what_sites_do_not_go_with_is_refused(given: dict, sentence: str) -> None:
+    for kind in (DataSettings, Settings):
+        with pytest.raises(BadInput, match=f"^{sentence}"):
+            kind(**given)
+
+
+def test_sites_are_the_data_and_say_how_many_there_are() -> None:
+    assert Settings(sites=Path("hospitals")).sites == ("hospitals",)
+    assert Settings(sites="hospitals").data == "sites"
+    assert (Settings().clients, Settings(data="heart").clients, Settings(sites="hospitals").clients) == (20, None, None)
 
 
 def test_an_option_of_systems_on_the_command_line_is_one_that_a_system_has() -> None:

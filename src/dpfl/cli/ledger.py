@@ -30,7 +30,10 @@ def ledger(
         str | None, typer.Option(metavar="X", help="Limit what a client may spend in all runs together to this ε.")
     ] = None,
     delta: Annotated[str, typer.Option(metavar="Y", help="The δ of the grant.")] = "1e-5",
-    client: Annotated[str | None, typer.Option(metavar="I", help="Grant it to this client only.")] = None,
+    client: Annotated[
+        str | None,
+        typer.Option(metavar="I", help="Grant it to this client only: its number, or its name where a run knew it."),
+    ] = None,
     unit: Annotated[str, typer.Option(metavar="record|client", help="What the grant protects.")] = "record",
     neighbours: Annotated[str, typer.Option(metavar="replace|add-remove", help="How its data may differ.")] = "replace",
     currency: Annotated[
@@ -68,17 +71,16 @@ def ledger(
     if new and where.exists():
         raise BadInput(f"ledger must not exist yet with --new, but {str(where)!r} does; leave --new out")
     path = run_folder.ledger_of(where)[0] if where.is_dir() else where
-    limit = None
-    if grant is not None:
-        whom = None if client is None else literal(client)
-        limit = Grant(whom, Budget(literal(grant), literal(delta)), unit, neighbours, currency)  # type: ignore[arg-type]
+    budget = None if grant is None else Budget(literal(grant), literal(delta))
     if head is not None and (len(head) < SHOWN or not set(head.lower()) <= set("0123456789abcdef")):
         raise BadInput(f"head must be at least {SHOWN} digits of 0-9 and a-f, was {head!r}; copy it from a certificate")
     with closing(Books(path, create=new)) as books:
         books.require_whole(*([] if head is None else [head]))
         if new_people:
             books.add_people()
-        if limit is not None:
-            books.grant(limit)
+        if budget is not None:
+            names = books.names()
+            whom = None if client is None else names.index(client) if client in names else literal(client)
+            books.grant(Grant(whom, budget, unit, neighbours, currency))  # type: ignore[arg-type]
         statement = state(books)
     print(json.dumps(statement, ensure_ascii=False) if as_json else text(statement))

@@ -103,7 +103,7 @@ def plan(
         return
     if what is None:
         raise BadInput("a system must be named to plan for, none was; name one, or use --recommend")
-    parsed = config.parse(base(what) | named)
+    parsed = config.parse(config.merged(base(what), named))
     parsed = config.Config(parsed.system, settled(parsed.settings))
     folder = out or fresh_folder(f"plan-{parsed.system.name}-{parsed.settings.data}")
     run_folder.claim(folder, force=False)

@@ -40,6 +40,7 @@ InNeighbours = Annotated[
 _Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the config, such as discount=0.9.")
 ]
+_LISTS = {"sites"}  # options that may be given again and again
 _WORDS = {name for name, hint in get_type_hints(Settings).items() if hint in (str, str | None)}
 
 
@@ -56,7 +57,7 @@ def describes_a_problem(*, without: Collection[str] = ()) -> Callable[[Callable[
 
         @functools.wraps(command)
         def call(**given: Any) -> None:
-            named = {name: _value(name, given.pop(name)) for name in options if given[name] is not None}
+            named = {name: _value(name, given.pop(name)) for name in options if given[name] not in (None, [])}
             pairs = dict(map(pair, given.pop("set_") or []))
             command(named=named | pairs, **{name: given[name] for name in own})
 
@@ -72,7 +73,10 @@ def describes_a_problem(*, without: Collection[str] = ()) -> Callable[[Callable[
 def _options() -> dict[str, Any]:
     panels = {"The system": OF_SYSTEMS, "The data": _described(DataSettings), "The training": _described(TrainSettings)}
     return {
-        name: Annotated[str | None, typer.Option(metavar=metavar, help=text, rich_help_panel=panel)]
+        name: Annotated[
+            list[str] | None if name in _LISTS else str | None,
+            typer.Option(metavar=metavar, help=text, rich_help_panel=panel),
+        ]
         for panel, options in panels.items()
         for name, (metavar, text) in options.items()
     }
@@ -90,8 +94,8 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _value(name: str, text: str) -> Any:
-    return text if name in _WORDS else literal(text)
+def _value(name: str, text: str | list[str]) -> Any:
+    return text if name in _WORDS or isinstance(text, list) else literal(text)
 
 
 class NamesSystems(TyperCommand):

@@ -28,6 +28,8 @@ dpfl run fedsgd-dpc --epsilon 3 --plan --method pilot
 
 dpfl run udp --data mnist --clients 50 --sizes 800 --model mlp --json
 
+dpfl run fedsgd-dpc --sites hospitals/ --epsilon 1
+
 Exit code 0 = done, 2 = bad input (nothing is written), 3 = the privacy budget refused.
 """
 
@@ -56,7 +58,7 @@ def run(
     """Train a model over many clients and certify the privacy that was really spent."""
     from dpfl import config, training
 
-    parsed = config.parse(base(what) | named)
+    parsed = config.parse(config.merged(base(what), named))
     if plan:
         parsed = config.Config(parsed.system, training.settled(parsed.settings))
     planned = _planned(parsed, named, method) if plan else None
@@ -135,10 +137,13 @@ class _Progress:
 
 
 def _summary(finished: "Run") -> str:
+    from dpfl.report.sites import text
+
     loss = "not finite (the training diverged; lower lr)" if finished.loss is None else f"{finished.loss:.4f}"
     accuracy = "" if finished.accuracy is None else f"accuracy {100 * finished.accuracy:.1f} %, "
     after = f"after {finished.rounds} rounds ({finished.seconds:.1f} s)"
+    where = f"{text(finished.sites)}\n\n" if finished.sites else ""
     return (
-        f"{finished.system}: {accuracy}loss {loss} on the test split {after}\n\n"
+        f"{finished.system}: {accuracy}loss {loss} on the test split {after}\n\n{where}"
         f"{finished.certificate}\n\nrun folder  {finished.out}"
     )

@@ -9,6 +9,7 @@ from typing import TypedDict
 
 from dpfl.config import Config
 from dpfl.errors import BadInput
+from dpfl.federation import count_of
 from dpfl.privacy.paper_formulas import udp_log_moment, udp_log_moment_bound
 from dpfl.systems.udp import UDP
 
@@ -66,7 +67,7 @@ def _setting(config: Config, constants: Mapping[str, float]) -> _Setting:
             f" {dict(constants)}; write such as {{ noise_std = 0.01, moment = 10 }}"
         )
     return {
-        "cohort_rate": system.cohort_rate(settings.clients),
+        "cohort_rate": system.cohort_rate(count_of(settings)),
         "ratio": system.reach(system.clip, 0, settings.sizes) / constants["noise_std"],
         "moment": int(constants["moment"]),
     }

@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from dpfl.experiments.cells import Cell
+from dpfl.federation import count_of
 from dpfl.models import build, default_model
 from dpfl.orders import CURVATURES
 from dpfl.streams import Streams
@@ -39,9 +40,9 @@ def flops(cell: Cell) -> float:
     if isinstance(settings.sizes, tuple):
         records = sum(settings.sizes) / len(settings.sizes)
     else:
-        sharing = _WRITERS if settings.partition == "writer" else settings.clients
+        sharing = _WRITERS if settings.partition == "writer" else count_of(settings)
         records = settings.sizes or pool * (1 - settings.validation_share) / sharing
-    taking_part = system.cohort or settings.clients
+    taking_part = system.cohort or count_of(settings)
     # A local epoch is one pass, in however many batches.
     steps = getattr(system, "local_epochs", None) or getattr(system, "local_steps", None) or 1
     rate = getattr(system, "sampling_rate", None) or 1.0
@@ -64,7 +65,7 @@ def _waiting(cell: Cell) -> float:
     if cell.ask is not None:
         return 1.0
     system, settings = cell.config.system, cell.config.settings
-    clients = system.cohort or settings.clients
+    clients = system.cohort or count_of(settings)
     return (1 if cell.together else cell.repetitions) * system.rounds * (_ROUND + _CLIENT * clients)
 
 

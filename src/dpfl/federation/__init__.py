@@ -9,12 +9,14 @@ from dpfl.federation.cohorts import (
     Schedule,
 )
 from dpfl.federation.datasets import LOADERS, femnist, load
-from dpfl.federation.federate import federate
+from dpfl.federation.federate import FEDERATIONS, count_of, federate, names_of
 from dpfl.federation.own import from_arrays, from_torch
 from dpfl.federation.partitions import Partition, parse_partition
 from dpfl.federation.records import Dataset, Federation, Records
+from dpfl.federation.sites import from_clients
 
 __all__ = [
+    "FEDERATIONS",
     "LOADERS",
     "CohortRule",
     "Dataset",
@@ -26,10 +28,13 @@ __all__ = [
     "Records",
     "RoundRobin",
     "Schedule",
+    "count_of",
     "federate",
     "femnist",
     "from_arrays",
+    "from_clients",
     "from_torch",
     "load",
+    "names_of",
     "parse_partition",
 ]

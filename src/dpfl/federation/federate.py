@@ -7,6 +7,7 @@ simulator who owns all of them: where clients are real their records are where t
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,11 +17,14 @@ from numpy.random import Generator
 from torch import Tensor
 
 from dpfl.errors import BadInput, Caution, require_count
+from dpfl.federation import sites
 from dpfl.federation.datasets import load
 from dpfl.federation.facts import classes_of, marked, prepared, require_finite, require_known
+from dpfl.federation.heart import HOSPITALS, SOURCE, hospitals
 from dpfl.federation.own import Array, from_arrays, from_torch
 from dpfl.federation.partitions import keep_share, parse_partition, share_out
 from dpfl.federation.records import Dataset, Federation, Records
+from dpfl.federation.site_files import site_files
 from dpfl.settings import DataSettings, read, takes
 from dpfl.streams import Streams
 
@@ -29,12 +33,14 @@ from dpfl.streams import Streams
 def federate(
     data: "str | Dataset | tuple[Array, Array] | torch.utils.data.Dataset[Any]",
     *,
-    clients: int,
+    clients: int | None = None,
     classes: int | None = None,
     seed: int | None = None,
     **settings: Any,
 ) -> Federation:
     """Share a data set out among `clients`, apart from a public validation split and a test split.
+
+    Where clients exist already, as in "heart" or with `sites`, every record stays where it is (`sites`).
 
     `data` is a name that `load` knows, a `Dataset`, a pair of arrays (features, targets) or a map-style torch
     data set. `validation_share` may be 0 where no decision during training needs public data and no preprocessing is
@@ -56,7 +62,12 @@ def federate(
         settings["data_seed"] = seed
     name = data if isinstance(data, str) else type(data).__name__
     how = read(DataSettings, {"data": name, "clients": clients, **settings}, by="federate")
+    if how.has_sites:
+        if classes is not None:
+            raise BadInput(f"classes must be left out for {how.data!r}, which says it, was {classes!r}; leave it out")
+        return sites.of_files(how) if how.sites is not None else FEDERATIONS[how.data](how)
     partition = parse_partition(how.partition)
+    assert how.clients is not None  # where data is shared out there is a usual number
     require_count("clients", how.clients, "give at least one")
     _require_fraction("validation_share", how.validation_share, zero="for no public data")
     _require_fraction("test_share", how.test_share)
@@ -119,6 +130,26 @@ def federate(
         recipe=asdict(how) if isinstance(data, str) else None,
         untouched=None if dataset.fit is None and dataset.raw is None else untouched,
     )
+
+
+def of_hospitals(how: DataSettings) -> Federation:
+    """Return patients of four real hospitals, embedded: has somebody a heart disease?"""
+    return sites.gather(hospitals(), name="heart", source=SOURCE, classes=2, recipe=how)
+
+
+FEDERATIONS: dict[str, Callable[[DataSettings], Federation]] = {"heart": of_hospitals}
+
+
+def count_of(how: DataSettings) -> int:
+    """Return how many clients there are."""
+    return how.clients or len(names_of(how))
+
+
+def names_of(how: DataSettings) -> tuple[str, ...]:
+    """Return what the clients are called, in their order, where they have names."""
+    if not how.has_sites:
+        return ()
+    return tuple(site_files(how.sites)) if isinstance(how.sites, tuple) else HOSPITALS
 
 
 def as_dataset(data: Any, classes: int | None = None) -> Dataset:

@@ -66,15 +66,23 @@ def from_torch(dataset: Any, *, test: Any = None, classes: int | None = None, na
     return from_arrays(*_stack(_items(dataset), kind), test=_stack(public, kind), classes=classes, name=name)
 
 
-def _items(dataset: Any) -> list[Item | None]:
+def as_records(data: Any, field: str) -> Records:
+    """Make records of a pair of arrays, or of a map-style torch data set."""
+    if isinstance(data, tuple) and len(data) == 2:
+        return _records(*data, field)
+    items = _items(data, field)
+    return _records(*_stack(items, _usual(items)), field)
+
+
+def _items(dataset: Any, field: str = "data") -> list[Item | None]:
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise BadInput(
-            f"data must be a map-style data set, with a length and items by number, was "
+            f"{field} must be a map-style data set, with a length and items by number, was "
             f"{type(dataset).__name__!r}; give a list of its (features, target) pairs instead"
         )
     items = [_item(dataset, i) for i in range(len(dataset))]
     if not items:
-        raise BadInput("data must have at least one record, had none; check how it was selected")
+        raise BadInput(f"{field} must have at least one record, had none; check how it was selected")
     return items
 
 

@@ -125,6 +125,7 @@ ARCHITECTURES = {
 # What the papers train on each data set, or the plainest model that fits it.
 _DEFAULTS = {
     "digits": "softmax",
+    "heart": "softmax",
     "mnist": "mlp",
     "fashion-mnist": "mlp",
     "femnist": "femnist-cnn",

@@ -287,6 +287,11 @@ class Books:
         """Return the runs that were on these people."""
         return [run for run in self.runs() if run.facts.get("population", 1) == population]
 
+    def names(self) -> list[str]:
+        """Return what the clients are called, by the newest run that knows; empty where none does."""
+        known = (run.facts.get("names") for run in reversed(self.runs_of(self.population)))
+        return next((names for names in known if names), [])
+
     def grants(self) -> list[Grant]:
         """Return the grants, in the order in which they were given."""
         rows = self._all("SELECT client, epsilon, delta, unit, neighbours, currency FROM grants ORDER BY id")

@@ -140,7 +140,12 @@ def unpaid(promise: Promise | None, questions: Sequence[Question]) -> Sequence[Q
     return questions
 
 
-def cautions(promise: Promise, sizes: Sequence[int]) -> tuple[str, ...]:
+def called(client: int, names: Sequence[str]) -> str:
+    """Return what a client is called in a sentence."""
+    return names[client] if names else f"client {client}"
+
+
+def cautions(promise: Promise, sizes: Sequence[int], names: Sequence[str] = ()) -> tuple[str, ...]:
     """Say where a promise holds and yet means little, beginning with what the system itself has to say."""
     loose = [i for i, (budget, n) in enumerate(zip(promise.budgets, sizes, strict=True)) if budget.delta >= 1 / n]
     if not loose:
@@ -150,5 +155,6 @@ def cautions(promise: Promise, sizes: Sequence[int]) -> tuple[str, ...]:
     return (
         *promise.cautions,
         f"delta should be well below one in a client's number of records, was {promise.budgets[first].delta:g} for"
-        f" {sizes[first]} records of client {first}{others}: publishing a record at random would keep such a promise",
+        f" {sizes[first]} records of {called(first, names)}{others}: publishing a record at random would keep such a"
+        " promise",
     )

@@ -44,6 +44,7 @@ class Spending:
     server_epsilon: float | None  # None: no finite ε holds, here and below
     released_epsilon: float | None
     uplink_epsilon: float | None = None  # only where somebody may listen
+    name: str | None = None  # of the client, where it has one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,7 @@ class Certificate:
     allowed_more: bool = False  # whether more was allowed than happened; it is counted
     together: Total | None = None  # all runs of the ledger up to this one; None for a simulation
     head: str | None = None  # of the ledger's chain of hashes, after the run's last entry; None in memory
+    held_out: str | None = None  # whose records were tested on, and are reported on without noise; None: public ones
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as plain data for JSON."""
@@ -87,7 +89,7 @@ def certify(books: Books, run: BookedRun) -> Certificate:
         "system": facts["system"], "clients": len(facts["sizes"]), "rounds": books.rounds(run),
         "config": facts["config"], "versions": facts["versions"], "together": together(books, run),
         # A simulation is to be repeated bit for bit, and there is nothing in it to be kept from a change.
-        "head": None if is_simulation(facts) else books.head(run),
+        "head": None if is_simulation(facts) else books.head(run), "held_out": facts.get("held_out"),
     }  # fmt: skip
     if facts["promise"] is None:
         return Certificate(
@@ -104,6 +106,7 @@ def certify(books: Books, run: BookedRun) -> Certificate:
     spent = {observer: _priced(observer, view, promise, allowed, filtered) for observer, view in views.items()}
     spent["released"] = [min(pair) for pair in zip(spent["released"], spent["server"], strict=True)]
     happened = {observer: tight_each(view, deltas) for observer, view in seen.items()}
+    names = facts.get("names")
     most = max(promise.budgets, key=lambda budget: budget.epsilon)
     return Certificate(
         **common,
@@ -118,12 +121,13 @@ def certify(books: Books, run: BookedRun) -> Certificate:
             for observer in views
         },
         uncounted=promise.uncounted,
-        cautions=cautions(promise, facts["sizes"]),
+        cautions=cautions(promise, facts["sizes"], facts.get("names", ())),
         noise_source=facts.get("noise_source", "seed" if facts["seeded"] else "operating system"),
         spending=tuple(
             Spending(
                 client, replies.get(client, 0), budget.epsilon, budget.delta,
                 **{f"{observer}_epsilon": finite(epsilons[client]) for observer, epsilons in spent.items()},
+                name=names[client] if names else None,
             )
             for client, budget in enumerate(promise.budgets)
         ),

@@ -28,7 +28,7 @@ from dpfl.orders import (
 from dpfl.privacy.accounting import Mechanism
 from dpfl.privacy.allowed import Allowed, to_plain
 from dpfl.privacy.books import FAST, BookedRun, Books, Release, told_multiplier
-from dpfl.privacy.budget import Promise
+from dpfl.privacy.budget import Promise, called
 from dpfl.privacy.filters import CountFilter, Filter, OverheardFilter, PlainFilter, RenyiFilter, Unlimited, worth_of
 from dpfl.privacy.lifetime import Lifetime
 from dpfl.privacy.people import Fingerprints
@@ -83,6 +83,8 @@ class Ledger:
         versions: Mapping[str, str] | None = None,
         allowed: Allowed | None = None,
         sharing: str | None = None,
+        names: Sequence[str] = (),
+        held_out: str | None = None,
         recognise: Callable[[bytes], Fingerprints] | None = None,
     ) -> None:
         """Take the books of a run (in memory, where none are given).
@@ -93,9 +95,11 @@ class Ledger:
         follows_uploads: whether models may depend on uploads in other ways than through their noised sum.
         allowed: what may be let out at most, as far as that is known beforehand.
         sharing: what names how data were shared out among the clients; None where that is not known.
+        names: of the clients, where they have any.
+        held_out: whose records were kept for testing and are reported on without noise, in words.
         recognise: make the fingerprints of the run's people and noise under a key, for a ledger that runs share.
         """
-        self.promise, self.sizes = promise, tuple(sizes)
+        self.promise, self.sizes, self.names = promise, tuple(sizes), tuple(names)
         self.books = books or Books()
         self.books.require_writable()
         self._people = None if recognise is None else recognise(self.books.key)
@@ -104,7 +108,9 @@ class Ledger:
             self.books.require_known(self._people)
         self._filters: dict[int, Filter] = {}
         self._overheard: dict[int, OverheardFilter] = {}  # those of them that models are charged to as well
-        self._lifetime = Lifetime(self.books, promise, self.sizes, real=not (seeded or noise_source == FAST))
+        self._lifetime = Lifetime(
+            self.books, promise, self.sizes, self.names, real=not (seeded or noise_source == FAST)
+        )
         self._facts: dict[str, Any] = {
             "system": system, "config": config, "seeded": seeded, "versions": dict(versions or {})
         }  # fmt: skip
@@ -112,6 +118,8 @@ class Ledger:
         self._facts |= {"follows_uploads": True} if follows_uploads else {}
         self._facts |= {} if allowed is None else {"allowed": to_plain(allowed)}
         self._facts |= {"granted": True} if self._lifetime else {}
+        self._facts |= {"names": list(names)} if names else {}
+        self._facts |= {} if held_out is None else {"held_out": held_out}
         self._facts |= {"sharing": sharing if recognise is None else "recognised"}
         self._follows_uploads = follows_uploads
         self._round = 0
@@ -225,7 +233,8 @@ class Ledger:
         for client, mu_squared in told.items():
             if not self._overheard[client].affords_model(mu_squared):
                 raise BudgetRefused(
-                    f"the model after round {self._round} must tell no more of client {client} than its budget allows"
+                    f"the model after round {self._round} must tell no more of {called(client, self.names)} than its"
+                    " budget allows"
                     " beside what may have been overheard, but would have, and is not sent out; order more noise, or"
                     " let the server add some"
                 )

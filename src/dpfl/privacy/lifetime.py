@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.privacy.books import BookedRun, Books, Grant, Release
-from dpfl.privacy.budget import Promise
+from dpfl.privacy.budget import Promise, called
 from dpfl.privacy.filters import Filter, PlainFilter, RenyiFilter, worth_of
 from dpfl.privacy.gaussian_dp import epsilon_of
 from dpfl.privacy.totals import Kind, distance, moved, moved_budget
@@ -19,12 +19,14 @@ from dpfl.privacy.totals import Kind, distance, moved, moved_budget
 class Lifetime:
     """The grants of a ledger as one run's clients see them."""
 
-    def __init__(self, books: Books, promise: Promise | None, sizes: Sequence[int], *, real: bool) -> None:
+    def __init__(
+        self, books: Books, promise: Promise | None, sizes: Sequence[int], names: Sequence[str] = (), *, real: bool
+    ) -> None:
         """Read the books.
 
         real: whether the noise of the run is drawn exactly, from the operating system.
         """
-        self.books, self.promise, self.sizes, self._real = books, promise, sizes, real
+        self.books, self.promise, self.sizes, self.names, self._real = books, promise, sizes, names, real
         self._people = books.population  # whose records this run is on, whoever comes after them
         self._filters: dict[int, Filter] = {}
         self._grants: dict[int, Grant] = {}
@@ -79,8 +81,8 @@ class Lifetime:
         self._grants = {client: grant for client, grant in granted.items() if grant is not None}
         if without := [client for client in clients if client not in self._grants]:
             raise BadInput(
-                f"client {without[0]} must have a grant in the ledger {where}, which limits others, but has none; grant"
-                f" one with `dpfl ledger FILE --grant EPSILON --client {without[0]}`"
+                f"{called(without[0], self.names)} must have a grant in the ledger {where}, which limits others, but"
+                f" has none; grant one with `dpfl ledger FILE --grant EPSILON --client {without[0]}`"
             )
         earlier = self._same_people()
         exposed = self.books.unprotected(*earlier)
@@ -88,8 +90,8 @@ class Lifetime:
             exposed |= set(self.books.replies(run)) if (run.facts["promise"] or {}).get("uncounted") else set()
         if exposed:
             raise BadInput(
-                f"ledger must hold noised uploads only, but client {min(exposed)} has uploaded or answered without"
-                f" noise in {where}; no budget can pay for that: use another ledger"
+                f"ledger must hold noised uploads only, but {called(min(exposed), self.names)} has uploaded or answered"
+                f" without noise in {where}; no budget can pay for that: use another ledger"
             )
         budgets = [self._grants[client].budget for client in clients]
         worth = worth_of(budgets)
@@ -145,7 +147,7 @@ class Lifetime:
             if worth[client] > left:
                 most = float(epsilon_of(math.sqrt(left), promised.delta)) * (1 - 1e-4)
                 raise BudgetRefused(
-                    f"the grant of client {client} in the ledger {str(self.books.path)!r} leaves ε = {most:.4g} at"
-                    f" δ = {promised.delta:g}, and this run is planned to spend {promised.epsilon:g}; lower epsilon, or"
-                    " let the owner grant more"
+                    f"the grant of {called(client, self.names)} in the ledger {str(self.books.path)!r} leaves"
+                    f" ε = {most:.4g} at δ = {promised.delta:g}, and this run is planned to spend"
+                    f" {promised.epsilon:g}; lower epsilon, or let the owner grant more"
                 )

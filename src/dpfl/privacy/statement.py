@@ -1,6 +1,7 @@
 """A statement of account: what every client's people have lost in all runs of a ledger, and what its owner granted."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from dpfl.privacy.books import Books
@@ -17,7 +18,7 @@ _STRANGERS = "it is not known whether it held the same people's records in all r
 def state(books: Books) -> Statement:
     """Add up the books: one total for each client that holds records of the people of now."""
     people = books.population
-    runs = books.runs()
+    runs, names = books.runs(), books.names()
     return {
         "ledger": None if books.path is None else str(books.path),
         "head": books.head(),
@@ -39,13 +40,18 @@ def state(books: Books) -> Statement:
         ],
         "grants": [
             {
-                "client": grant.client, "epsilon": grant.budget.epsilon, "delta": grant.budget.delta,
+                "client": grant.client, "name": _name(names, grant.client),
+                "epsilon": grant.budget.epsilon, "delta": grant.budget.delta,
                 "unit": grant.unit, "neighbours": grant.neighbours, "currency": grant.currency,
             }
             for grant in books.grants()
         ],
-        "clients": _lines(books, people),
+        "clients": [line | {"name": _name(names, line["client"])} for line in _lines(books, people)],
     }  # fmt: skip
+
+
+def _name(names: Sequence[str], client: int | None) -> str | None:
+    return names[client] if client is not None and client < len(names) else None
 
 
 def _why(account: Account, *, strangers: bool) -> str | None:

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from dpfl.report.tables import aligned
 from dpfl.rounding import rounded_up
 
 _WIDTH = 120
@@ -19,6 +20,8 @@ _SIMULATED = {
     "seed": "whoever knows the seed can subtract the noise",
     "a fast sampler": "last bits of noise that is drawn fast may tell what it hides",
 }
+_SHORT = {"server": "to the server", "uplink": "to an eavesdropper"}
+_MOST_SITES = 20  # a screen can hold
 _UNTRUSTED = {"uplink": "eavesdroppers", "released": "readers of the models (central DP)"}
 
 
@@ -33,13 +36,16 @@ def text(certificate: dict[str, Any]) -> str:
             *lines,
             _line("protects", "nothing: uploads carry no noise, and no finite ε holds against the server"),
             _line("left uncounted", "; ".join(certificate["uncounted"])),
+            *_held_out(certificate),
             *_ledger(certificate),
         ])  # fmt: skip
     lines += [
         _line("protects", _PROTECTED[certificate["unit"], certificate["neighbours"]]),
         _line("trust model", _trust(certificate["against"])),
         *_table(certificate),
+        *_sites(certificate),
         _line("left uncounted", "; ".join(certificate["uncounted"]) or "nothing"),
+        *_held_out(certificate),
         _line("not promised", "anything about who took part, how many records a client holds, or people whose records"),
         _line("", "sit at several clients; anything against whoever reads a client's own machine"),
     ]
@@ -50,6 +56,28 @@ def text(certificate: dict[str, Any]) -> str:
         lines.append(_line("not vouched for", f"the noise, which was drawn by {source}"))
     lines += _ledger(certificate)
     return "\n".join(lines + [_line("caution", caution) for caution in certificate["cautions"]])
+
+
+def _held_out(certificate: dict[str, Any]) -> list[str]:
+    """Say whose records trained nothing and are reported on as they are."""
+    held_out = certificate.get("held_out")
+    return [] if held_out is None else [_line("not protected", f"{held_out}: what is reported about them has no noise")]
+
+
+def _sites(certificate: dict[str, Any]) -> list[str]:
+    """Print what each client that has a name was promised and has spent."""
+    spending = certificate["spending"]
+    if not any(line.get("name") for line in spending):
+        return []
+    promised_to = [observer for observer in certificate["observers"] if observer in certificate["against"]]
+    rows = [["site", "uploads", "promised", *(f"spent, {_SHORT[observer]}" for observer in promised_to)]]
+    for line in spending[:_MOST_SITES]:
+        spent = (f"ε ≤ {rounded_up(line[f'{observer}_epsilon'])}" for observer in promised_to)
+        budget = f"ε = {line['claimed_epsilon']:g}, δ = {line['delta']:g}"
+        rows.append([f"  {line['name']}", str(line["replies"]), budget, *spent])
+    if len(spending) > _MOST_SITES:
+        rows.append([f"  … and {len(spending) - _MOST_SITES} more", *[""] * (len(rows[0]) - 1)])
+    return aligned(rows).splitlines()
 
 
 def _ledger(certificate: dict[str, Any]) -> list[str]:

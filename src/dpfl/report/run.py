@@ -3,6 +3,7 @@
 import base64
 import math
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from jinja2 import Environment, PackageLoader
 from dpfl import run_folder
 from dpfl.errors import BadInput
 from dpfl.report.certificate import text
+from dpfl.report.sites import text as by_site
+
+_MOST_BARS = 20
 
 
 def write(run: Path, certificate: dict[str, Any], checked: str) -> tuple[Path, Path]:
@@ -25,13 +29,15 @@ def write(run: Path, certificate: dict[str, Any], checked: str) -> tuple[Path, P
     config = run_folder.read_config(run)
     page, curve = (run / name for name in run_folder.REPORT_FILES)
     title = "{system} on {data}".format(**tomllib.loads(config))
-    draw_curve(metrics, title, curve)
+    sites = run_folder.read_json(run, run_folder.SITES)["sites"] if (run / run_folder.SITES).exists() else []
+    draw_curve(metrics, title, curve, sites)
     pages = Environment(loader=PackageLoader("dpfl", "report"), autoescape=True)
     html = pages.get_template("run.html").render(
         title=title,
         last=metrics[-1],
         certificate=text(certificate),
         checked=checked,
+        sites=by_site(sites) if sites else None,
         config=config,
         environment=environment,
         curve=base64.b64encode(curve.read_bytes()).decode(),
@@ -40,25 +46,35 @@ def write(run: Path, certificate: dict[str, Any], checked: str) -> tuple[Path, P
     return page, curve
 
 
-def draw_curve(metrics: list[dict[str, Any]], title: str, path: Path) -> None:
-    """Plot loss and, for classifiers, accuracy against rounds, on the public validation and the test split."""
+def draw_curve(metrics: list[dict[str, Any]], title: str, path: Path, sites: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Plot loss and, for classifiers, accuracy against rounds, on the validation and the test split, and by site."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     panels = [("loss", 1.0, "mean loss")]
     if any(line["accuracy"] is not None for line in metrics):
         panels.append(("accuracy", 100.0, "accuracy in %"))
-    figure = Figure(figsize=(4.6 * len(panels), 3.4), layout="constrained")
+    scored = [line for line in sites if line["accuracy"] is not None][:_MOST_BARS]
+    width = len(panels) + bool(scored)
+    figure = Figure(figsize=(4.6 * width, 3.4), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title)
     for place, (key, scale, label) in enumerate(panels, start=1):
-        axes = figure.add_subplot(1, len(panels), place)
+        axes = figure.add_subplot(1, width, place)
         for column, name, style in ((f"validation_{key}", "public validation", "-"), (key, "test", "--")):
             seen = [(line["round"], line[column]) for line in metrics if line[column] is not None]
-            axes.plot([at for at, _ in seen], [value * scale for _, value in seen], style, label=name)
+            if seen:
+                axes.plot([at for at, _ in seen], [value * scale for _, value in seen], style, label=name)
         axes.set_xlabel("round")
         axes.set_ylabel(label)
         axes.set_xlim(1, max(2, math.ceil(metrics[-1]["round"])))
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
+    if scored:
+        axes = figure.add_subplot(1, width, width)
+        bars = axes.barh([line["name"] for line in scored], [100 * line["accuracy"] for line in scored], color="0.6")
+        axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
+        axes.invert_yaxis()
+        axes.set_xlim(0, 110)
+        axes.set_xlabel("accuracy in % on the site's own test records")
     figure.savefig(path, dpi=140)

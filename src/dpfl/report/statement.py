@@ -24,7 +24,7 @@ def text(statement: Mapping[str, Any]) -> str:
     if statement["head"]:
         lines.append(f"  head of its chain {statement['head'][:32]}: whole, as it was written")
     for grant in statement["grants"]:
-        whom = "every client" if grant["client"] is None else f"client {grant['client']}"
+        whom = "every client" if grant["client"] is None else grant["name"] or f"client {grant['client']}"
         lines.append(
             f"  granted to {whom}: ε = {grant['epsilon']:g}, δ = {grant['delta']:g} over all runs"
             f" ({grant['unit']}, {grant['neighbours']}; {grant['currency']})"
@@ -34,11 +34,12 @@ def text(statement: Mapping[str, Any]) -> str:
     if not clients:
         return "\n".join([*lines, f"nobody {'' if people == 1 else 'of now '}has been charged yet"])
     rows = sorted(clients, key=lambda line: (-_most(line), line["client"]))
+    width = max(6, *(len(_called(line)) for line in rows[:_SHOWN]))
     lines += [
         "",
-        f"{'client':>6}  {'runs':>5}  {'uploads':>7}  {'spent, ever':<26}  {'granted':<22}  one … is protected",
+        f"{'client':>{width}}  {'runs':>5}  {'uploads':>7}  {'spent, ever':<26}  {'granted':<22}  one … is protected",
     ]
-    lines += [_row(line) for line in rows[:_SHOWN]]
+    lines += [_row(line, width) for line in rows[:_SHOWN]]
     if len(rows) > _SHOWN:
         lines.append(f"  … and {len(rows) - _SHOWN} that spent less; --json has all of them")
     return "\n".join(lines)
@@ -50,13 +51,16 @@ def _most(line: Mapping[str, Any]) -> float:
     return math.inf if spent is None or spent["epsilon"] is None else float(rounded_up(spent["epsilon"]))
 
 
-def _row(line: Mapping[str, Any]) -> str:
+def _called(line: Mapping[str, Any]) -> str:
+    return line["name"] or str(line["client"])
+
+
+def _row(line: Mapping[str, Any], width: int) -> str:
     if line["spent"] is None:
-        return f"{line['client']:>6}  {line['runs']:>5}  {line['uploads']:>7}  everything: {line['why']}"
+        return f"{_called(line):>{width}}  {line['runs']:>5}  {line['uploads']:>7}  everything: {line['why']}"
     spent, granted = line["spent"], line["granted"]
     shown = f"ε ≤ {rounded_up(spent['epsilon'])}, δ = {spent['delta']:g}"
     limit = "–" if granted is None else f"ε = {granted['epsilon']:g}, δ = {granted['delta']:g}"
     how = {"replace": "replaced", "add-remove": "added or removed"}[line["neighbours"]]
-    return (
-        f"{line['client']:>6}  {line['runs']:>5}  {line['uploads']:>7}  {shown:<26}  {limit:<22}  {line['unit']}, {how}"
-    )
+    counts = f"{_called(line):>{width}}  {line['runs']:>5}  {line['uploads']:>7}"
+    return f"{counts}  {shown:<26}  {limit:<22}  {line['unit']}, {how}"

@@ -1,0 +1,54 @@
+"""How good a model is at each site, as text: from plain lines, as `dpfl run --json` prints them."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from dpfl.report.tables import aligned
+
+_OPEN = "not private: each site's own test records, without noise"
+_SHOWN = 20  # sites that a screen can hold
+
+
+def text(sites: Sequence[Any]) -> str:
+    """Print a line for each site, the worst one named; what is shown of test records has no noise on it."""
+    lines = [plain(site) for site in sites]
+    rows = [["site", "trained with", "tested on", "accuracy", "loss", "calibration error"]]
+    rows += [
+        [
+            f"  {line['name']}", f"{line['records']:,}", f"{line['tested']:,}", _percent(line["accuracy"]),
+            "–" if line["loss"] is None else f"{line['loss']:.4f}", _percent(line["calibration_error"]),
+        ]
+        for line in lines[:_SHOWN]
+    ]  # fmt: skip
+    more = [f"  … and {len(lines) - _SHOWN} more; --json has all of them"] if len(lines) > _SHOWN else []
+    return "\n".join([aligned(rows), *more, *summary(lines)])
+
+
+def summary(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say the mean over sites and name the worst one, where they were tested."""
+    scored = [line for line in lines if line["accuracy"] is not None]
+    if scored:
+        worst = min(scored, key=lambda line: float(line["accuracy"]))
+        mean = statistics.fmean(line["accuracy"] for line in scored)
+        return [
+            f"  mean over sites {_percent(mean)}, worst at {worst['name']} ({_percent(worst['accuracy'])}); {_OPEN}"
+        ]
+    scored = [line for line in lines if line["loss"] is not None]
+    if not scored:
+        return ["  not tested: the sites kept no records for that"]
+    worst = max(scored, key=lambda line: float(line["loss"]))
+    return [
+        f"  mean loss over sites {statistics.fmean(line['loss'] for line in scored):.4f}, worst at {worst['name']}"
+        f" ({worst['loss']:.4f}); {_OPEN}"
+    ]
+
+
+def plain(site: Any) -> Mapping[str, Any]:
+    """Return a site's line as plain data."""
+    return asdict(site) if is_dataclass(site) and not isinstance(site, type) else site
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"
