@@ -1,0 +1,171 @@
+"""Tables of every form that sites keep them in, as columns of a few thousand rows at a time."""
+
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfl.errors import BadInput
+from dpfl.federation.csv_rows import Row, csv_table
+from dpfl.federation.encoding import NUMBERS, Values
+
+ENDINGS = (".csv", ".csv.gz", ".parquet", ".npz")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some rows of a table that follow each other."""
+
+    columns: Mapping[str, Values]
+    numbers: Sequence[int]  # of the rows, as their owner counts: lines of a text, or rows from 1
+    faults: dict[int, str] = field(default_factory=dict)  # position -> what is wrong with the row
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def number_of(self, row: int) -> int:
+        """Return the number of a row, by its position here."""
+        return self.numbers[row]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The names of a table's columns, and its rows, which are read as they are asked for."""
+
+    names: Sequence[str]
+    chunks: Callable[[int], Iterator[Chunk]]  # of so many rows
+    unit: str = "row"  # what numbers count
+    forms: Mapping[str, tuple[tuple[int, ...], bool]] = field(default_factory=dict)
+
+    def form_of(self, name: str) -> tuple[tuple[int, ...], bool]:
+        """Return the shape of one value of a column, and whether its type is a number's."""
+        return self.forms.get(name, ((), False))
+
+
+def ending_of(path: Path) -> str | None:
+    """Return which of the known endings a file has."""
+    return next((ending for ending in ENDINGS if path.name.lower().endswith(ending)), None)
+
+
+def stem_of(path: Path) -> str:
+    """Return a file's name without its ending, which is its site's."""
+    return path.name[: -len(ending_of(path) or "") or None]
+
+
+@contextmanager
+def opened(path: Path, where: str) -> Iterator[Table]:
+    """Open a table by its ending."""
+    ending = ending_of(path)
+    if ending is None:
+        raise BadInput(f"{where} must end in {', '.join(ENDINGS)}, but does not; convert it")
+    if ending == ".parquet":
+        with _parquet(path, where) as table:
+            yield table
+    elif ending == ".npz":
+        yield _npz(path, where)
+    else:
+        with csv_table(path, where) as (names, rows):
+            yield Table(names, lambda size: _csv_chunks(names, rows, size), unit="line")
+
+
+def frame_table(columns: Any, where: str) -> Table:
+    """Return columns in memory as a table: a data frame, or a mapping of names to arrays, series or lists."""
+    names = list(columns.columns if hasattr(columns, "columns") else columns)
+    return _in_memory({str(name): _values(columns[name]) for name in names}, where, list(map(str, names)))
+
+
+def _values(column: Any) -> Values:
+    """Return a column as an array, or as a list where it holds values of several types."""
+    if hasattr(column, "to_numpy"):
+        column = column.to_numpy()
+    elif hasattr(column, "numpy"):
+        column = column.detach().cpu().numpy()
+    return column if isinstance(column, np.ndarray) else list(column)
+
+
+def _in_memory(columns: Mapping[str, Values], where: str, names: Sequence[str]) -> Table:
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        name, other = min(lengths, key=lengths.__getitem__), max(lengths, key=lengths.__getitem__)
+        raise BadInput(
+            f"{where} must have columns of one length, but {name!r} has {lengths[name]:,} rows and {other!r}"
+            f" {lengths[other]:,}; check how they were selected"
+        )
+    rows = max(lengths.values(), default=0)
+
+    def chunks(size: int) -> Iterator[Chunk]:
+        for start in range(0, rows, size):
+            part = slice(start, min(start + size, rows))
+            yield Chunk({name: values[part] for name, values in columns.items()}, range(start + 1, part.stop + 1))
+
+    return Table(names, chunks, forms={name: _form(values) for name, values in columns.items()})
+
+
+def _form(values: Values) -> tuple[tuple[int, ...], bool]:
+    if not isinstance(values, np.ndarray):
+        return (), False
+    return tuple(values.shape[1:]), values.dtype.kind in NUMBERS
+
+
+def _csv_chunks(names: Sequence[str], rows: Iterator[Row], size: int) -> Iterator[Chunk]:
+    empty = [None] * len(names)
+    while part := list(islice(rows, size)):
+        faults = {row: wrong for row, (_, wrong) in enumerate(part) if isinstance(wrong, str)}
+        columns = zip(*(empty if isinstance(fields, str) else fields for _, fields in part), strict=True)
+        yield Chunk(dict(zip(names, columns, strict=True)), [line for line, _ in part], faults)
+
+
+@contextmanager
+def _parquet(path: Path, where: str) -> Iterator[Table]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise BadInput(
+            f'{where} must be read by pyarrow, which is not installed; run pip install "dpfl[parquet]", or save it as'
+            " CSV"
+        ) from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+
+            def chunks(size: int) -> Iterator[Chunk]:
+                start = 1
+                for batch in file.iter_batches(size):
+                    columns = {name: _arrow(batch.column(place)) for place, name in enumerate(names)}
+                    yield Chunk(columns, range(start, start + len(batch)))
+                    start += len(batch)
+
+            yield Table(names, chunks)
+    except (pyarrow.ArrowException, OSError):
+        raise BadInput(f"{where} must be a Parquet file, but cannot be read as one; write it anew") from None
+
+
+def _arrow(column: Any) -> Values:
+    import pyarrow
+
+    if pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type):
+        numbers: Values = column.to_numpy(zero_copy_only=False)  # a gap becomes NaN
+        return numbers
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _npz(path: Path, where: str) -> Table:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            columns: dict[str, Values] = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, KeyError):
+        raise BadInput(
+            f"{where} must be an NPZ file of plain arrays (np.savez, no Python objects), but cannot be read as one;"
+            " write it anew"
+        ) from None
+    alone = [name for name, values in columns.items() if np.ndim(values) == 0]
+    if alone:
+        raise BadInput(f"{where} must hold arrays with a row for each record, but {alone[0]!r} has none; leave it out")
+    return _in_memory(columns, where, list(columns))
