@@ -102,13 +102,29 @@ def of_files(how: DataSettings) -> Federation:
         read = read_site(path, schema)
         _tell(str(path), len(read.records), read.bad)
         sites.append(_cut(client, read.records, how.test_share, streams, at))
-    public = None if how.public is None else read_site(Path(how.public), schema).records
+    public = None if how.public is None else _public(Path(how.public), places, schema)
     total = sum(len(site.records) + len(site.test) for site in sites)
     where = ", ".join(how.sites)
     return gather(
         sites, name="sites", source=f"{len(sites)} sites, {total:,} records, {where}", classes=schema.classes,
         validation=public, recipe=how,
     )  # fmt: skip
+
+
+def _public(path: Path, sites: Mapping[str, Path], schema: Schema) -> Records:
+    """Read a public file, which must be sound and nobody's own."""
+    if path.exists() and any(path.samefile(own) for own in sites.values()):
+        raise BadInput(
+            f"public must be a file apart from the sites', but {str(path)!r} is one of theirs, whose records are"
+            " private; move it elsewhere, or name the sites' files one by one"
+        )
+    read = read_site(path, schema)
+    if read.bad:
+        told = ", ".join(f"{count:,} {reason}" for reason, count in read.bad.items())
+        raise BadInput(
+            f"public must be a file whose rows can all be used, but {str(path)!r} has {told}; mend or remove them"
+        )
+    return read.records
 
 
 def gather(
@@ -188,18 +204,16 @@ def _is_one_each(test: Any, clients: Mapping[str, Any] | Sequence[Any]) -> bool:
 def _read(data: Any, schema: Schema | None, where: str) -> Records:
     if isinstance(data, Records):
         return data
-    columns = _columns(data)
-    if columns is None:
+    if not _is_table(data):
         return as_records(data, where)
     if schema is None:
         raise BadInput(
             f"schema must say what the columns of a table mean and in which public ranges, but {where} is one and there"
             " is none; give schema=, which `dpfl schema` drafts, or arrays"
         )
-    read = encode(columns, schema, where)
+    read = encode(data, schema, where)
     _tell(where, len(read.records), read.bad)
-    records: Records = read.records
-    return records
+    return read.records
 
 
 def _tell(where: str, rows: int, bad: Mapping[str, int]) -> None:
@@ -212,13 +226,9 @@ def _tell(where: str, rows: int, bad: Mapping[str, int]) -> None:
         )  # fmt: skip
 
 
-def _columns(data: Any) -> dict[str, Any] | None:
-    """Return the columns of a pandas or polars frame, or of a dict; None for anything else."""
-    if isinstance(data, Mapping):
-        return {str(name): values for name, values in data.items()}
-    if hasattr(data, "columns") and hasattr(data, "to_numpy"):
-        return {str(name): data[name].to_numpy() for name in data.columns}
-    return None
+def _is_table(data: Any) -> bool:
+    """Tell whether this is a pandas or polars frame, or a dict of columns."""
+    return isinstance(data, Mapping) or (hasattr(data, "columns") and hasattr(data, "to_numpy"))
 
 
 def _cut(name: str, records: Records, share: float, streams: Root, client: int) -> Site:

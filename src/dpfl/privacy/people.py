@@ -9,6 +9,7 @@ key two runs draw the same noise, and their difference is the exact difference o
 The key of the hashes is the ledger's own: without it they tell nothing, and a run's folder holds neither.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,8 @@ class Fingerprints:
 def fingerprints_of(key: bytes, features: NDArray[Any], targets: NDArray[Any]) -> list[bytes]:
     """Return the keyed hash of each record but of those that count as zero, which look alike and lose nothing."""
     # Adding zero makes one of both zeros, which differ in their bits and in nothing else.
-    rows = zip(np.ascontiguousarray(features).reshape(len(features), -1) + 0, targets + 0, strict=True)
+    numbers = math.prod(features.shape[1:])  # said, since of no records it could not be worked out
+    rows = zip(np.ascontiguousarray(features).reshape(len(features), numbers) + 0, targets + 0, strict=True)
     return [fingerprint(key, row.tobytes() + target.tobytes()) for row, target in rows if not np.isnan(row).any()]
 
 
