@@ -7,6 +7,7 @@ metrics.jsonl       one line a round, on disk as soon as the round is over
 model.safetensors   the trained parameters by name
 certificate.json    the privacy that was really spent
 sites.json          what each client with a name has spent, and how well the model does on its own test records
+evaluation.json     the privacy that sites paid to be evaluated, where they did
 environment.json    versions, machine, data files, time; the version of the folder itself
 """
 
@@ -19,7 +20,7 @@ from dpfl.errors import BadInput, require_readable
 CONFIG, METRICS, MODEL, CERTIFICATE, ENVIRONMENT = (
     "config.toml", "metrics.jsonl", "model.safetensors", "certificate.json", "environment.json",
 )  # fmt: skip
-SITES = "sites.json"
+SITES, EVALUATION = "sites.json", "evaluation.json"
 LEDGER, EXTRACT = "ledger.sqlite", "extract.sqlite"
 VERSION = 1  # of the folder as a whole: which files it holds and what they say; it stands in environment.json
 CERTIFICATE_VERSION = 2  # of a certificate's plain data; 1 knew neither what was allowed nor other runs
@@ -57,8 +58,8 @@ def create(path: Path, config: str) -> None:
     """Write the config; an old run in the folder gives way, but not its ledger: what is spent is spent."""
     make(path)
     try:
-        for name in (CONFIG, METRICS, MODEL, CERTIFICATE, SITES, ENVIRONMENT, EXTRACT, *REPORT_FILES, PLAN, PLAN_PLOT,
-                     CONSTANTS):  # fmt: skip
+        for name in (CONFIG, METRICS, MODEL, CERTIFICATE, SITES, EVALUATION, ENVIRONMENT, EXTRACT, *REPORT_FILES,
+                     PLAN, PLAN_PLOT, CONSTANTS):  # fmt: skip
             (path / name).unlink(missing_ok=True)
         (path / CONFIG).write_text(config, encoding="utf-8")
     except OSError as problem:

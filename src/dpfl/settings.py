@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar, get_type_hints
 
-from dpfl.errors import BadInput, require_count, suggestion
+from dpfl.errors import BadInput, require_count, require_positive, suggestion
 from dpfl.options import fit_fields, option_names
 from dpfl.orders import Sampler
 from dpfl.precision import Precision
@@ -184,6 +184,15 @@ class TrainSettings:
         )
         | {"added": "0.2"},
     )
+    paid_evaluation: float | None = field(
+        default=None,
+        metadata=about(
+            "The ε that each site spends, besides, to count with noise how many of its own test records the model gets"
+            " right; without it the sites' results are reported as they are, and are not private.",
+            metavar="X",
+        )
+        | {"added": "0.3"},
+    )
     device: Literal["cpu", "cuda"] = field(default="cpu", metadata=about("Where to train.", metavar="cpu|cuda"))
     precision: Precision = field(
         default="float32",
@@ -217,6 +226,8 @@ class TrainSettings:
             object.__setattr__(self, "ledger", os.fspath(self.ledger))
         fit_fields(self)
         require_count("evaluate_every", self.evaluate_every, "use 1 to look after every round")
+        if self.paid_evaluation is not None:
+            require_positive("paid_evaluation", self.paid_evaluation, "spend 0.5, say, or leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -26,7 +26,8 @@ from dpfl.errors import BadInput, Caution
 from dpfl.federation import Federation, federate
 from dpfl.federation.facts import require_usable
 from dpfl.models import Loss, Model, build, default_model
-from dpfl.orders import Gaussian
+from dpfl.models.losses import squared_error
+from dpfl.orders import Gaussian, Neighbours
 from dpfl.precision import products
 from dpfl.privacy.books import FAST, Books
 from dpfl.privacy.budget import cautions
@@ -36,6 +37,14 @@ from dpfl.privacy.people import Fingerprints, fingerprint, fingerprints_of
 from dpfl.rehearsal import allowance
 from dpfl.round import Outcome, walk
 from dpfl.server.at_sites import SiteResult, results_of
+from dpfl.server.counts import (
+    accuracies,
+    counting_system,
+    noise_of,
+    require_countable,
+    to_be_counted,
+    without_tests,
+)
 from dpfl.server.evaluation import PublicSplit, Score, evaluate
 from dpfl.session import OnUploads, Session, follows_uploads, problem_of
 from dpfl.settings import Settings, TrainSettings, read, takes
@@ -80,6 +89,7 @@ class Run:
     out: Path | None
     model: nn.Module  # holds the trained parameters
     sites: tuple[SiteResult, ...] = ()  # of clients that have names
+    evaluation: Certificate | None = None  # of what sites paid to be evaluated, besides the training
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `dpfl run --json` prints."""
@@ -93,6 +103,7 @@ class Run:
             "history": self.history,
             "certificate": self.certificate.to_dict(),
             **({"sites": [asdict(site) for site in self.sites]} if self.sites else {}),
+            **({} if self.evaluation is None else {"evaluation": self.evaluation.to_dict()}),
             "engine": self.engine,
             "out": None if self.out is None else str(self.out),
         }
@@ -171,6 +182,10 @@ def train(
     chosen = read(TrainSettings, settings, by="train")
     streams = Streams(chosen.seed, sampler=chosen.sampler)
     learner = as_model(model, loss, federation, streams)
+    whole = federation
+    if chosen.paid_evaluation is not None:  # then nobody looks at sites' test records for nothing
+        require_countable(federation, learner)
+        federation = without_tests(federation)
     target = as_device(chosen.device)
     folder = None if out is None else Path(out)
     if folder is not None:
@@ -197,7 +212,8 @@ def train(
         allowed=allowance(system, federation.sizes, streams),
         sharing=_sharing(federation), names=federation.names,
         held_out=_HELD_OUT if federation.site_tests else None,
-        recognise=partial(_recognise, federation, streams) if shared else None,
+        # What is evaluated later is charged to the same people.
+        recognise=partial(_recognise, federation, streams) if shared or chosen.paid_evaluation is not None else None,
     )  # fmt: skip
     session = Session(
         system, problem_of(system, federation.sizes, learner.dim, streams), learner, performers,
@@ -249,6 +265,16 @@ def train(
         if folder is not None and shared:
             books.extract(session.ledger.run, folder / run_folder.EXTRACT)
         books.close()
+    evaluation = None
+    if chosen.paid_evaluation is not None:
+        paid_from = chosen.ledger if shared or folder is None else str(folder / run_folder.LEDGER)
+        evaluation, sites = _pay_for_evaluation(
+            whole, learner, state.model, sites, replace(chosen, ledger=paid_from),
+            "replace" if promise is None else promise.neighbours,
+        )  # fmt: skip
+        if folder is not None:
+            run_folder.write_json(folder, run_folder.EVALUATION, evaluation.to_dict())
+            run_folder.write_json(folder, run_folder.SITES, {"sites": [asdict(site) for site in sites]})
     return Run(
         system=system.name,
         rounds=state.round,
@@ -261,7 +287,40 @@ def train(
         out=folder,
         model=learner.module,
         sites=sites,
+        evaluation=evaluation,
     )
+
+
+def _pay_for_evaluation(
+    federation: Federation,
+    learner: Model,
+    parameters: Tensor,
+    sites: Sequence[SiteResult],
+    settings: TrainSettings,
+    neighbours: Neighbours,
+) -> tuple[Certificate, tuple[SiteResult, ...]]:
+    """Have every site upload a noised count of what the model gets right, charged to the same ledger as the training.
+
+    The count is of records that trained nothing, at the δ that was granted for the training (10⁻³ where that is 0).
+    """
+    counted, counting = to_be_counted(learner, parameters, federation)
+    deltas = tuple(site.delta or 1e-3 for site in sites)
+    assert settings.paid_evaluation is not None
+    system = counting_system(settings.paid_evaluation, deltas, neighbours)
+    streams = Streams(settings.seed).part("evaluation", 0)
+    # A seed of its own, since noise that was drawn before would cancel out.
+    seed = None if settings.seed is None else int.from_bytes(streams.public.key[:7], "little")
+    uploads: dict[int, Tensor] = {}
+    run = train(
+        system, counted, counting, loss=squared_error, ledger=settings.ledger, seed=seed,
+        sampler=settings.sampler, on_uploads=lambda _, found: uploads.update(found),
+    )  # fmt: skip
+    noise = noise_of(system, counted.sizes, streams)
+    found = zip(sites, accuracies(uploads, len(sites)), noise, federation.site_tests, strict=True)
+    return run.certificate, tuple(
+        replace(site, accuracy=accuracy, accuracy_noise=std, tested=len(tests))
+        for site, accuracy, std, tests in found
+    )  # fmt: skip
 
 
 def as_model(model: str | nn.Module | None, loss: Loss | None, federation: Federation, streams: Streams) -> Model:

@@ -310,8 +310,11 @@ SET_BY_OPTION = {
 }  # fmt: skip
 
 
+ELSEWHERE = {"sites", "schema", "public", "paid_evaluation"}  # in test_sites.py
+
+
 def test_every_setting_has_its_own_option(tmp_path: Path) -> None:
-    assert SET_BY_OPTION.keys() == set(option_names(Settings)) - {"sites", "schema", "public"}  # in test_sites.py
+    assert SET_BY_OPTION.keys() == set(option_names(Settings)) - ELSEWHERE
     assert dpfl("ledger", "2026", "--new", cwd=tmp_path).returncode == 0  # a name that could be a number
     words = [word for key, value in SET_BY_OPTION.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     run_json("udp", "--rounds", "2", *words, "--out", "r", cwd=tmp_path)

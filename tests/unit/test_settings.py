@@ -23,7 +23,8 @@ from dpfl.training import federation_of
 ORDER = [
     "data", "sites", "schema", "public", "clients", "partition", "sizes", "share", "min_records", "validation_share",
     "test_share", "data_seed",
-    "model", "evaluate_every", "backend", "draws", "device", "precision", "seed", "sampler", "ledger",
+    "model", "evaluate_every", "backend", "draws", "paid_evaluation", "device", "precision", "seed",
+    "sampler", "ledger",
 ]  # fmt: skip
 
 
@@ -99,7 +100,7 @@ OTHERS = {
     "data": "mnist", "clients": 3, "partition": "sorted", "sizes": 5, "share": 0.5, "min_records": 3,
     "validation_share": 0.2, "test_share": 0.3, "model": "mlp", "data_seed": 4, "evaluate_every": 3,
     "backend": "reference", "draws": "client", "device": "cuda", "precision": "tf32", "seed": 9, "sampler": "exact",
-    "ledger": "all.sqlite",
+    "ledger": "all.sqlite", "paid_evaluation": 0.5,
 }  # fmt: skip
 
 

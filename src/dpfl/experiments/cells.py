@@ -7,6 +7,7 @@ when to stop: cells that differ in nothing else are one training, looked at wher
 
 import gc
 import math
+import statistics
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ from dpfl.streams import Streams
 from dpfl.training import Run, federation_of, train
 
 Record = dict[str, Any]  # what came of a cell, as plain data for JSON
+_SHARES = ("accuracy", "site_accuracy")  # which are shown in %
 PLANNED = {"planned_rounds": "rounds", "planned_cohort": "cohort", "bound": "bound"}
 
 
@@ -59,12 +61,14 @@ class Cell:
     evaluate_every: int | None = None  # rounds between looks at the test split; None for one, at the end
     ask: Ask | None = None
     portraits: bool = False  # whether to draw what the models take for each class
+    by_site: bool = False  # whether to score the models at each site, on its own test records
 
     @property
     def together(self) -> bool:
         """Tell whether all repetitions are trained as one program."""
         try:
-            return not self.fresh_data and not self.portraits and repeatable(self.config.system)
+            alone = self.fresh_data or self.portraits or self.by_site
+            return not alone and repeatable(self.config.system)
         except BadInput:  # which will be said where it is carried out
             return False
 
@@ -74,7 +78,7 @@ class Cell:
 
         None where it is like no other, or cannot be carried out at all.
         """
-        if self.together or self.portraits or self.ask is not None or self.evaluate_every is not None:
+        if self.together or self.portraits or self.by_site or self.ask is not None or self.evaluate_every is not None:
             return None
         try:
             found = self.config.system.course
@@ -93,14 +97,14 @@ class Cell:
     @property
     def key_of_0_1(self) -> str | None:
         """Return the key of the same cell in records of release 0.1, or None where that knew no such cell."""
-        return None if self.portraits else keys.key_of_0_1(self.config, self._how)
+        return None if self.portraits or self.by_site else keys.key_of_0_1(self.config, self._how)
 
     @property
     def _how(self) -> dict[str, Any]:
         return {
             "repetitions": self.repetitions, "seed": self.seed, "fresh_data": self.fresh_data,
             "evaluate_every": self.evaluate_every, "ask": None if self.ask is None else asdict(self.ask),
-            **({"portraits": True} if self.portraits else {}),
+            **({"portraits": True} if self.portraits else {}), **({"by_site": True} if self.by_site else {}),
         }  # fmt: skip
 
 
@@ -165,6 +169,8 @@ def _recorded(cell: Cell, runs: Sequence[Run]) -> Record:
     if cell.portraits:
         data = _federation(replace(cell.config.settings, data_seed=cell.seed))
         drawn = portrayed([one.model for one in runs], data.test, data.classes)
+    if cell.by_site:
+        drawn["site_accuracy"] = _shorts(statistics.fmean(site.accuracy or 0.0 for site in one.sites) for one in runs)
     return {
         "loss": _shorts(one.loss for one in runs),
         "accuracy": _shorts(one.accuracy for one in runs),
@@ -274,7 +280,7 @@ def restored(record: Mapping[str, Any], measure: str, at_round: int | None) -> l
         found = [_read_off(history, measure, at_round) for history in record["history"]]
     if measure == "loss":
         return [math.inf if value is None else value for value in found]
-    return None if None in found else [100 * value if measure == "accuracy" else float(value) for value in found]
+    return None if None in found else [100 * value if measure in _SHARES else float(value) for value in found]
 
 
 def _best(accuracies: Sequence[float | None]) -> float:

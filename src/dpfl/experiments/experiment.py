@@ -29,6 +29,7 @@ MEASURES = {
     "loss": "mean loss on the test split",
     "accuracy": "accuracy on the test split in %",
     "best_accuracy": "accuracy on the test split in % after the round that is best on it",
+    "site_accuracy": "accuracy on each site's own test records in %, mean over sites",
     "rounds": "rounds that were used",
     "local_steps": "local steps in the round",
     "distinctness": "how much what the model takes for each class looks like it (correlation)",
@@ -144,6 +145,7 @@ class Experiment:
         return Cell(
             config=config, repetitions=1 if ask else self.repetitions, seed=seed, fresh_data=self.fresh_data,
             evaluate_every=every, ask=ask, portraits=measure == "distinctness",
+            by_site=measure == "site_accuracy",
         )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from dpfl.experiments.experiment import MEASURES, Experiment, Line
 from dpfl.experiments.store import Store
 from dpfl.report.experiment import draw, draw_portraits
 
-LOWER_IS_BETTER = {"loss": True, "accuracy": False, "best_accuracy": False}
+LOWER_IS_BETTER = {"loss": True, "accuracy": False, "best_accuracy": False, "site_accuracy": False}
 
 
 Look = Literal["paper", "ours", "true"]  # under the paper's reading, under ours, and where the promised ε is true

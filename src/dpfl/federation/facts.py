@@ -83,6 +83,11 @@ def marked(records: Records, classes: int | None) -> tuple[Records, list[str]]:
     return Records(x, y), [f"{count:,} {reason}" for reason, count in reasons.items() if count]
 
 
+def sound(records: Records) -> Records:
+    """Return the records that can be computed, for reports on them: nobody can score the others."""
+    return records.take(_finite(records.x))
+
+
 def require_usable(federation: Federation) -> None:
     """Refuse clients' records that cannot be computed where nothing is promised: no clip would take them for zero."""
     spoilt = (marked(records, federation.classes)[0].x for records in federation.clients)

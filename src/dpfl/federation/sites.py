@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dpfl.errors import BadInput, Caution
-from dpfl.federation.facts import classes_of, marked, require_finite, require_known
+from dpfl.federation.facts import classes_of, marked, require_finite, require_known, sound
 from dpfl.federation.own import as_records
 from dpfl.federation.records import Federation, Records
 from dpfl.federation.schema import Schema, read_schema
@@ -23,6 +23,7 @@ from dpfl.settings import DataSettings
 from dpfl.streams import Root, Streams
 
 _SCHEMA = "schema.toml"  # where it is looked for in a folder of sites
+_LONGEST = 60  # characters of a name that tables can hold
 _SPLIT = 0  # the seed of what is held out where none is given: a site's split should be the same in every run
 
 
@@ -141,6 +142,8 @@ def gather(
 
     test: public records to report on, in place of the sites' own. recipe: the settings that say all this.
     """
+    for site in sites:
+        _require_name(site.name)
     public = {part: records for part, records in (("validation", validation), ("test", test)) if records is not None}
     first = next(iter(public.values()), sites[0].records)
     for site in sites:
@@ -156,25 +159,40 @@ def gather(
     for site in sites:
         if len(site.records) == 0:
             raise BadInput(f"client {site.name!r} must have at least one record to train on, had none; leave it out")
-        own, unusable = marked(site.records, known)
-        if unusable and recipe is None:  # of files the rows were told already
+        (own, unusable), (test_own, unscored) = marked(site.records, known), marked(site.test, known)
+        if (unusable or unscored) and recipe is None:  # of files the rows were told already
+            train = (
+                f"of {len(own):,} records these count as zero in training: {', '.join(unusable)}; " if unusable else ""
+            )
+            score = (
+                f"of {len(test_own):,} kept for testing nobody can score {', '.join(unscored)}; " if unscored else ""
+            )
             warnings.warn(
-                f"client {site.name!r} has {len(own):,} records, of which these count as zero in training:"
-                f" {', '.join(unusable)}; mend them where they are kept (said here and written nowhere)", Caution,
-                stacklevel=3,
+                f"client {site.name!r}: {train}{score}mend them where they are kept (said here and written nowhere)",
+                Caution, stacklevel=3,
             )  # fmt: skip
         clients.append(own)
-        spoilt = marked(site.test, known)[0]
-        tests.append(site.test.take(torch.isfinite(spoilt.x).flatten(1).all(1)))  # others cannot be scored
+        tests.append(test_own)
     if recipe is not None and recipe.clients not in (None, len(sites)):
         raise BadInput(f"clients must be as many as there are sites, {len(sites)}, was {recipe.clients}; leave it out")
-    pooled = Records(torch.cat([own.x for own in tests]), torch.cat([own.y for own in tests]))
+    scored = [sound(own) for own in tests]
+    kept = test is None and any(map(len, tests))
+    pooled = Records(torch.cat([own.x for own in scored]), torch.cat([own.y for own in scored]))
     return Federation(
         name=name, clients=tuple(clients), validation=first.take(torch.arange(0)) if validation is None else validation,
         test=pooled if test is None else test, classes=known, source=source,
         recipe=None if recipe is None else asdict(replace(recipe, clients=len(sites))),
-        names=tuple(site.name for site in sites), site_tests=tuple(tests) if test is None and len(pooled) else (),
+        names=tuple(site.name for site in sites), site_tests=tuple(tests) if kept else (),
     )  # fmt: skip
+
+
+def _require_name(name: str) -> None:
+    """Refuse names that a terminal or a table would not show as they are."""
+    if not (name.isprintable() and name.strip() == name and 0 < len(name) <= _LONGEST):
+        raise BadInput(
+            f"names must be of 1 to {_LONGEST} printable characters, without spaces at the ends, was {name!r}; rename"
+            " the site (a file's name is its site's)"
+        )
 
 
 def _named(given: Mapping[str, Any] | Sequence[Any], names: Sequence[str] | None, field: str) -> dict[str, Any]:

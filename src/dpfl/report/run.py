@@ -12,9 +12,11 @@ from jinja2 import Environment, PackageLoader
 from dpfl import run_folder
 from dpfl.errors import BadInput
 from dpfl.report.certificate import text
+from dpfl.report.sites import evaluation
 from dpfl.report.sites import text as by_site
 
 _MOST_BARS = 20
+_PANELS = (("loss", 1.0, "mean loss"), ("accuracy", 100.0, "accuracy in %"))
 
 
 def write(run: Path, certificate: dict[str, Any], checked: str) -> tuple[Path, Path]:
@@ -31,6 +33,7 @@ def write(run: Path, certificate: dict[str, Any], checked: str) -> tuple[Path, P
     title = "{system} on {data}".format(**tomllib.loads(config))
     sites = run_folder.read_json(run, run_folder.SITES)["sites"] if (run / run_folder.SITES).exists() else []
     draw_curve(metrics, title, curve, sites)
+    paid = run_folder.read_json(run, run_folder.EVALUATION) if (run / run_folder.EVALUATION).exists() else None
     pages = Environment(loader=PackageLoader("dpfl", "report"), autoescape=True)
     html = pages.get_template("run.html").render(
         title=title,
@@ -38,6 +41,7 @@ def write(run: Path, certificate: dict[str, Any], checked: str) -> tuple[Path, P
         certificate=text(certificate),
         checked=checked,
         sites=by_site(sites) if sites else None,
+        evaluation=evaluation(paid) if paid else None,
         config=config,
         environment=environment,
         curve=base64.b64encode(curve.read_bytes()).decode(),
@@ -51,20 +55,17 @@ def draw_curve(metrics: list[dict[str, Any]], title: str, path: Path, sites: Seq
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    panels = [("loss", 1.0, "mean loss")]
-    if any(line["accuracy"] is not None for line in metrics):
-        panels.append(("accuracy", 100.0, "accuracy in %"))
+    curves = {label: _seen(metrics, key, scale) for key, scale, label in _PANELS}
+    panels = {label: lines for label, lines in curves.items() if lines}
     scored = [line for line in sites if line["accuracy"] is not None][:_MOST_BARS]
-    width = len(panels) + bool(scored)
+    width = max(1, len(panels) + bool(scored))
     figure = Figure(figsize=(4.6 * width, 3.4), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title)
-    for place, (key, scale, label) in enumerate(panels, start=1):
+    figure.suptitle(title if panels or scored else f"{title}: nobody looked at how good the model was")
+    for place, (label, lines) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(1, width, place)
-        for column, name, style in ((f"validation_{key}", "public validation", "-"), (key, "test", "--")):
-            seen = [(line["round"], line[column]) for line in metrics if line[column] is not None]
-            if seen:
-                axes.plot([at for at, _ in seen], [value * scale for _, value in seen], style, label=name)
+        for name, style, points in lines:
+            axes.plot([at for at, _ in points], [value for _, value in points], style, label=name)
         axes.set_xlabel("round")
         axes.set_ylabel(label)
         axes.set_xlim(1, max(2, math.ceil(metrics[-1]["round"])))
@@ -78,3 +79,13 @@ def draw_curve(metrics: list[dict[str, Any]], title: str, path: Path, sites: Seq
         axes.set_xlim(0, 110)
         axes.set_xlabel("accuracy in % on the site's own test records")
     figure.savefig(path, dpi=140)
+
+
+def _seen(metrics: list[dict[str, Any]], key: str, scale: float) -> list[tuple[str, str, list[tuple[int, float]]]]:
+    """Return what was looked at in some round: a name, a style and points for each curve."""
+    curves = []
+    for column, name, style in ((f"validation_{key}", "public validation", "-"), (key, "test", "--")):
+        points = [(line["round"], line[column] * scale) for line in metrics if line[column] is not None]
+        if points:
+            curves.append((name, style, points))
+    return curves

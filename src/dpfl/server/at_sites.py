@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpfl.federation import Federation, Records
+from dpfl.federation.facts import sound
 from dpfl.models import Model
 from dpfl.models.architectures import cross_entropy
 from dpfl.privacy.certificate import Certificate, Spending
@@ -28,6 +29,7 @@ class SiteResult:
     records: int  # that it trained with
     tested: int  # that it kept for testing
     accuracy: float | None
+    accuracy_noise: float | None  # its standard deviation, where the site paid for it; None: as it is, and not private
     loss: float | None
     calibration_error: float | None  # how far confidence is from accuracy; None where outputs are no probabilities
     epsilon_granted: float | None
@@ -43,7 +45,7 @@ def results_of(
     against = "server" if "server" in certificate.against else "uplink"
     found = []
     for client, name in enumerate(federation.names):
-        tests = federation.site_tests[client].to(parameters.device) if federation.site_tests else None
+        tests = sound(federation.site_tests[client]).to(parameters.device) if federation.site_tests else None
         score = None if tests is None else evaluate(model, parameters, tests)
         spent = spending.get(client)
         found.append(
@@ -52,6 +54,7 @@ def results_of(
                 records=federation.sizes[client],
                 tested=0 if tests is None else len(tests),
                 accuracy=None if score is None else score.accuracy,
+                accuracy_noise=None,
                 loss=None if score is None or not math.isfinite(score.loss) else score.loss,
                 calibration_error=None if tests is None else calibration_error(model, parameters, tests),
                 epsilon_granted=None if spent is None else spent.claimed_epsilon,

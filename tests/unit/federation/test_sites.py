@@ -79,13 +79,13 @@ def test_regression_needs_no_classes() -> None:
 def test_what_cannot_be_computed_counts_as_zero_and_is_told_to_its_owner_alone() -> None:
     x, y = site(10)
     x[3, 0] = np.nan
-    with pytest.warns(Caution, match=r"client 'north' has \d+ records, .* 1 with NaN or infinity; mend .* nowhere"):
+    with pytest.warns(Caution, match="client 'north': of 10 records .*: 1 with NaN or infinity; mend .* nowhere"):
         federation = dpfl.from_clients({"north": (x, y), "south": site(5)}, classes=2, test_share=0.0)
     assert federation.sizes == (10, 5)
     assert federation.clients[0].x[3].isnan().all()
-    with pytest.warns(Caution):
+    with pytest.warns(Caution, match="client 'north': of 10 kept for testing nobody can score 1 with NaN or infinity"):
         tested = dpfl.from_clients({"north": site(5)}, test={"north": (x, y)}, classes=2)
-    assert [len(own) for own in tested.site_tests] == [9]  # nobody can score that one
+    assert ([len(own) for own in tested.site_tests], len(tested.test)) == ([10], 9)  # nobody can score that one
 
 
 @each(
@@ -99,6 +99,8 @@ def test_what_cannot_be_computed_counts_as_zero_and_is_told_to_its_owner_alone()
          r"client 'b' must look like the rest, with features of shape \[2\] .*, had \[3\] and"),
         ({"clients": {"a": site(4), "b": (torch.rand(4, 2), torch.rand(4))}, "classes": 2},
          r"client 'b' must look like the rest, .* targets of type torch.int64, had \[2\] and torch.float32"),
+        ({"clients": {"evil\x1b[31m": site(4)}, "classes": 2}, r"names must be of 1 to 60 .*, was 'evil\\x1b\[31m'"),
+        ({"clients": {"": site(4)}, "classes": 2}, "names must be of 1 to 60 printable characters, .*, was ''"),
         ({"clients": {"a": 3}, "classes": 2}, r"clients \(a\) must be a map-style data set, .*, was 'int'"),
         ({"clients": {"a": (torch.rand(0, 2), torch.ones(0).long())}, "classes": 2},
          r"clients \(a\) must have at least one"),
