@@ -135,10 +135,6 @@ class _Progress:
 
 
 def _summary(finished: "Run") -> str:
-    loss = "not finite (the training diverged; lower lr)" if finished.loss is None else f"{finished.loss:.4f}"
-    accuracy = "" if finished.accuracy is None else f"accuracy {100 * finished.accuracy:.1f} %, "
-    after = f"after {finished.rounds} rounds ({finished.seconds:.1f} s)"
-    return (
-        f"{finished.system}: {accuracy}loss {loss} on the test split {after}\n\n"
-        f"{finished.certificate}\n\nrun folder  {finished.out}"
-    )
+    from dpfl.report.run import result
+
+    return f"{result(finished.to_dict())}\n\n{finished.certificate}\n\nrun folder  {finished.out}"

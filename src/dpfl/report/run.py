@@ -3,6 +3,7 @@
 import base64
 import math
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ def write(run: Path, certificate: dict[str, Any], checked: str) -> tuple[Path, P
     )
     page.write_text(html, encoding="utf-8")
     return page, curve
+
+
+def result(run: Mapping[str, Any]) -> str:
+    """Say in a line how good the model of a run (its plain data) became."""
+    loss = "not finite (the training diverged; lower lr)" if run["loss"] is None else f"{run['loss']:.4f}"
+    accuracy = "" if run["accuracy"] is None else f"accuracy {100 * run['accuracy']:.1f} %, "
+    after = f"after {run['rounds']} rounds ({run['seconds']:.1f} s)"
+    return f"{run['system']}: {accuracy}loss {loss} on the test split {after}"
 
 
 def draw_curve(metrics: list[dict[str, Any]], title: str, path: Path) -> None:
