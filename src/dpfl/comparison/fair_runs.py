@@ -174,7 +174,7 @@ def compare(
     delta: likewise; each system keeps its own where it is None.
     neighbours: what ε is for: a record replaced ("replace"), or added or removed ("add-remove"), or all records of a
         client replaced ("client").
-    out: a new folder for the table, the plot and every run.
+    out: a new folder for the table (in several formats), the plot and every run.
     """
     require_count("seeds", seeds, "use at least 2 for a standard error")
     currency = common(neighbours)

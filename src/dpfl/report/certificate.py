@@ -21,18 +21,16 @@ _SIMULATED = {
 }
 _UNTRUSTED = {"uplink": "eavesdroppers", "released": "readers of the models (central DP)"}
 
-
 Statement = tuple[str, str]  # a label, and what is said under it
 ObserverRow = tuple[str, list[str], list[str], str]  # against whom, what is promised and spent (in parts), from what
 
 
 def text(certificate: dict[str, Any]) -> str:
     """Print a certificate (its plain data) on one screen, in words."""
-    (training, config), (above, below) = subject(certificate), statements(certificate)
-    title = _line("Privacy certificate", f"{training:<70} {config}")
-    return "\n".join(
-        [title, *(_line(*said) for said in above), *_table(certificate), *(_line(*said) for said in below)]
-    )
+    training, config = subject(certificate)
+    above, below = statements(certificate)
+    above = [("Privacy certificate", f"{training:<70} {config}"), *above]
+    return "\n".join([*(_line(*said) for said in above), *_table(certificate), *(_line(*said) for said in below)])
 
 
 def subject(certificate: dict[str, Any]) -> tuple[str, str]:

@@ -23,7 +23,7 @@ def table(comparison: Mapping[str, Any]) -> str:
     lines = [
         r"% \usepackage{booktabs}",
         r"\begin{table}",
-        r"\centering",
+        r"\centering\small",
         rf"\caption{{{_caption(comparison)}}}",
         rf"\begin{{tabular}}{{{_LAYOUT}}}",
         r"\toprule",
