@@ -9,7 +9,7 @@ from dpfl.report.comparison import currency, rows, sorted_out, standing_apart
 _SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "ε": r"$\varepsilon$", "δ": r"$\delta$", "±": r"$\pm$", "∞": r"$\infty$", "–": "--",
+    "ε": r"$\varepsilon$", "δ": r"$\delta$", "±": r"$\pm$", "∞": r"$\infty$", "–": "--", "\n": " ",
 }  # fmt: skip
 _LAYOUT = "llrrrrr"
 
@@ -19,13 +19,15 @@ def table(comparison: Mapping[str, Any]) -> str:
     priced, apart = sorted_out(comparison)
     heading, *ranked = rows(priced)
     _, *others = rows(apart)
-    title = rf"\multicolumn{{{len(_LAYOUT)}}}{{l}}{{\emph{{{escaped(standing_apart(comparison))}}}}} \\"
+    title = rf"\multicolumn{{{len(_LAYOUT)}}}{{@{{}}l@{{}}}}{{\emph{{{escaped(standing_apart(comparison))}}}}} \\"
     lines = [
         r"% \usepackage{booktabs}",
         r"\begin{table}",
         r"\centering\small",
         rf"\caption{{{_caption(comparison)}}}",
-        rf"\begin{{tabular}}{{{_LAYOUT}}}",
+        r"\medskip",
+        r"\setlength{\tabcolsep}{4pt}",  # within a column of text, as wide as `article` has it
+        rf"\begin{{tabular}}{{@{{}}{_LAYOUT}@{{}}}}",
         r"\toprule",
         _line(heading),
         *([r"\midrule", *map(_line, ranked)] if ranked else []),

@@ -34,13 +34,15 @@ def test_the_whole_table() -> None:
         r"\centering\small",
         r"\caption{Mean $\pm$ standard error over 3 seeds; true $\varepsilon$ at $\delta$ = 0.001 against the server,"
         r" for one record, replaced by any other.}",
-        r"\begin{tabular}{llrrrrr}",
+        r"\medskip",
+        r"\setlength{\tabcolsep}{4pt}",
+        r"\begin{tabular}{@{}llrrrrr@{}}",
         r"\toprule",
         r" & promises & claimed $\varepsilon$ & true $\varepsilon$ & rounds & accuracy in \% & loss \\",
         r"\midrule",
         r"ali\_dpfl & record, add-remove & 1.4 & 2.988 & $15.0 \pm 0.5$ & $67.1 \pm 50.0$ & $1.341 \pm 0.500$ \\",
         r"\midrule",
-        r"\multicolumn{7}{l}{\emph{not comparable with these: no price in that currency;"
+        r"\multicolumn{7}{@{}l@{}}{\emph{not comparable with these: no price in that currency;"
         r" true $\varepsilon$ as each promises it}} \\",
         r"fedavg & nothing & -- & $\infty$ & $15.0 \pm 0.5$ & $67.1 \pm 50.0$ & $1.341 \pm 0.500$ \\",
         r"\bottomrule",
