@@ -1,6 +1,8 @@
 """Loggers: what trainings make public, read back by TensorBoard and MLflow themselves."""
 
 import re
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -135,20 +137,25 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     assert b"    protects " in certificate.tensor_proto.string_val[0]
 
 
+KILLED = """
+import os, sys
+from dpfl import loggers
+
+log = loggers.tensorboard(sys.argv[1])
+for round in range(1, 31):
+    log({"round": round, "loss": 1.0, "refused": []})
+os._exit(9)
+"""
+
+
 @needs("tensorboard")
-def test_tensorboard_has_every_round_as_soon_as_it_is_over(tmp_path: Path) -> None:
+def test_tensorboard_keeps_the_rounds_of_a_training_that_is_killed(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    log = loggers.tensorboard(tmp_path)
-    steps = []
-
-    def look(metrics: dpfl.RoundMetrics) -> None:
-        log(metrics)
-        steps.append([event.step for event in EventAccumulator(str(tmp_path)).Reload().Scalars("loss")])
-
-    dpfl.train(dpfl.FedAvg(rounds=3), hospitals(), on_round=look, seed=1)
-    assert steps == [[1], [1, 2], [1, 2, 3]]
-    log.close()
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path], timeout=120)
+    assert done.returncode == 9
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in events.Scalars("refused")] == list(range(1, 31))
 
 
 @pytest.fixture
