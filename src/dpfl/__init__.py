@@ -102,8 +102,8 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "systems":
-        return import_module("dpfl.systems")
+    if name in ("systems", "loggers"):
+        return import_module(f"dpfl.{name}")
     if name not in _HOMES:
         raise AttributeError(f"dpfl has no {name!r}")
     return getattr(import_module(f"dpfl.{_HOMES[name]}"), name)

@@ -7,6 +7,9 @@ The command line turns them into exit codes 2 (before anything is written) and 3
 import difflib
 import math
 from collections.abc import Iterable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -71,6 +74,19 @@ def require_one_of(field: str, value: object, known: tuple[object, ...]) -> None
     """Refuse what is not among the known values."""
     if value not in known:
         raise BadInput(f"{field} must be one of {', '.join(map(str, known))}, was {value!r}; choose one")
+
+
+def require_package(package: str, purpose: str, *, module: str | None = None) -> ModuleType:
+    """Import a package (or a module that needs it) which only the extra of its name brings.
+
+    >>> require_package("no_such_package", "a frame")
+    Traceback (most recent call last):
+    ...
+    dpfl.errors.BadInput: no_such_package must be installed for a frame, and is not; pip install dpfl[no_such_package]
+    """
+    if find_spec(package) is None:
+        raise BadInput(f"{package} must be installed for {purpose}, and is not; pip install dpfl[{package}]")
+    return import_module(module or package)
 
 
 def require_readable(field: str, where: str, version: object, newest: int) -> None:

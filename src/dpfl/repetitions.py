@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ from dpfl.precision import products
 from dpfl.privacy.books import FAST
 from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
+from dpfl.report import frames
 from dpfl.round import Outcome, ask, combine
 from dpfl.server.evaluation import PublicSplit, Score, evaluate
 from dpfl.session import OnUploads, Session, problem_of
@@ -40,6 +41,9 @@ from dpfl.settings import TrainSettings, read, takes
 from dpfl.streams import Streams
 from dpfl.systems import State, System
 from dpfl.training import OnOpen, OnRound, as_device, as_model, metrics_of, settings_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,14 @@ class Repetitions:
     def accuracy(self) -> tuple[float, float] | None:
         """Return the mean of the accuracies and its standard error."""
         return None if self.accuracies is None else _mean(self.accuracies)
+
+    def to_frame(self) -> "DataFrame":
+        """Return a pandas frame with a row for each look at each repetition."""
+        return frames.frame(_rows(self.history))
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write a row for each look at each repetition as CSV."""
+        frames.write(_rows(self.history), path)
 
 
 @takes(TrainSettings)
@@ -241,6 +253,19 @@ def repeatable(system: System[Any]) -> bool:
 def _with_epsilon(system: System[Any], epsilon: float) -> System[Any]:
     options: dict[str, Any] = {"epsilon": epsilon}  # which only systems with a promise have
     return replace(system, **options)
+
+
+def _rows(history: Sequence[Look]) -> list[dict[str, Any]]:
+    return [
+        {
+            "round": look.round,
+            "repetition": number,
+            "loss": _finite(loss),
+            "accuracy": None if look.accuracies is None else look.accuracies[number - 1],
+        }
+        for look in history
+        for number, loss in enumerate(look.losses, start=1)
+    ]
 
 
 def _finite(value: Any) -> Any:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from safetensors.torch import save_file
@@ -35,6 +35,7 @@ from dpfl.privacy.certificate import Certificate, certify
 from dpfl.privacy.ledger import Ledger
 from dpfl.privacy.people import Fingerprints, fingerprint, fingerprints_of
 from dpfl.rehearsal import allowance
+from dpfl.report import frames, notebook
 from dpfl.round import Outcome, walk
 from dpfl.server.at_sites import SiteResult, results_of
 from dpfl.server.counts import (
@@ -50,6 +51,9 @@ from dpfl.session import OnUploads, Session, follows_uploads, problem_of
 from dpfl.settings import Settings, TrainSettings, read, takes
 from dpfl.streams import Streams, fresh_seed
 from dpfl.systems import System
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 class RoundMetrics(TypedDict):
@@ -107,6 +111,17 @@ class Run:
             "engine": self.engine,
             "out": None if self.out is None else str(self.out),
         }
+
+    def to_frame(self) -> "DataFrame":
+        """Return the history as a pandas frame, a row for each round."""
+        return frames.frame(frames.rounds(self.history))
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write the history as CSV, a line for each round."""
+        frames.write(frames.rounds(self.history), path)
+
+    def _repr_html_(self) -> str:
+        return notebook.run(self.to_dict())
 
 
 def run(

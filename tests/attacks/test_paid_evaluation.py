@@ -2,6 +2,8 @@
 
 import math
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,6 +96,10 @@ def test_the_noise_is_what_the_budget_asks_for(neighbours: str, sensitivity: flo
         assert std == pytest.approx(expected, rel=1e-4)
 
 
+def _keep(kept: dict[int, Tensor], _: int, found: dict[int, Tensor]) -> None:
+    kept.update(found)
+
+
 def test_the_noise_that_is_stated_is_the_noise_that_is_drawn() -> None:
     """False alarm 1e-3; the deliberately wrong twins state a quarter more or less."""
     model = Model(nn.Linear(13, 2), functional.cross_entropy, classify=lambda outputs: outputs.argmax(-1))
@@ -102,8 +108,8 @@ def test_the_noise_that_is_stated_is_the_noise_that_is_drawn() -> None:
     for seed in range(60):
         counted, counting = to_be_counted(model, model.vector(), hospitals())
         uploads: dict[int, Tensor] = {}
-        dpfl.train(system, counted, counting, loss=squared_error, seed=seed,
-                   on_uploads=lambda _, found, kept=uploads: kept.update(found))  # fmt: skip
+        keep = partial(_keep, uploads)
+        dpfl.train(system, counted, counting, loss=squared_error, seed=seed, on_uploads=keep)
         stds = noise_of(system, counted.sizes, Streams(1))
         exact = [2 * float(own.y.mean()) for own in counted.clients]
         drawn += [(float(uploads[client][0]) - exact[client]) / stds[client] for client in range(4)]
@@ -114,7 +120,7 @@ def test_the_noise_that_is_stated_is_the_noise_that_is_drawn() -> None:
     assert not low < spread * 1.25**2 < high
 
 
-def test_what_was_paid_stands_in_the_ledger_beside_the_training(tmp_path) -> None:
+def test_what_was_paid_stands_in_the_ledger_beside_the_training(tmp_path: Path) -> None:
     run = dpfl.train(dpfl.UDP(epsilon=2.0, rounds=2), hospitals(), paid_evaluation=0.5, out=tmp_path / "r")
     assert run.evaluation.observers["server"].epsilon == pytest.approx(0.5, rel=1e-6)
     assert 2.0 < run.evaluation.together.epsilon < 2.5

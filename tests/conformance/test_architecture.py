@@ -45,6 +45,7 @@ FLOORS = {
     "training": 11,
     "comparison": 12,
     "repetitions": 12,
+    "loggers": 12,
     "bench": 13,
     "planning": 13,
     "experiments": 14,

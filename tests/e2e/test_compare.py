@@ -21,6 +21,8 @@ def test_a_table_a_plot_and_every_run_are_kept(tmp_path: Path) -> None:
     assert "∞" in fedavg
     folder = tmp_path / "c"
     assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "comparison.csv").read_text().count("\n") == 1 + 3 * 2
+    assert (folder / "comparison.tex").read_text().count("$ \\\\\n") == 3
     written = (folder / "comparison.md").read_text()
     assert written.count("\n|") == 4 + 3
     assert "nobody's records were protected here" in written

@@ -137,15 +137,9 @@ class _Progress:
 
 
 def _summary(finished: "Run") -> str:
+    from dpfl.report.run import result
     from dpfl.report.sites import evaluation, text
 
-    result = "loss not finite (the training diverged; lower lr) on the test split"
-    if finished.loss is not None:
-        accuracy = "" if finished.accuracy is None else f"accuracy {100 * finished.accuracy:.1f} %, "
-        result = f"{accuracy}loss {finished.loss:.4f} on the test split"
-    elif finished.evaluation is not None or (finished.sites and not any(site.tested for site in finished.sites)):
-        result = "trained"
-    after = f"after {finished.rounds} rounds ({finished.seconds:.1f} s)"
     where = f"{text(finished.sites)}\n\n" if finished.sites else ""
     paid = "" if finished.evaluation is None else f"\n\n{evaluation(finished.evaluation.to_dict())}"
-    return f"{finished.system}: {result} {after}\n\n{where}{finished.certificate}{paid}\n\nrun folder  {finished.out}"
+    return f"{result(finished.to_dict())}\n\n{where}{finished.certificate}{paid}\n\nrun folder  {finished.out}"

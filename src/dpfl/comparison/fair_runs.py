@@ -15,10 +15,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpfl import run_folder
 from dpfl.averages import standard_error
+from dpfl.comparison import rows
 from dpfl.comparison.contender import Contender, as_contenders
 from dpfl.config import Config
 from dpfl.errors import BadInput, require_count
@@ -26,11 +27,15 @@ from dpfl.privacy.budget import Budget
 from dpfl.privacy.certificate import finite
 from dpfl.privacy.currency import CommonNeighbours, Spendings, Unpriced, bill, common
 from dpfl.rehearsal import Rehearsal, at_true_epsilon
-from dpfl.report.comparison import save, text
+from dpfl.report import frames, latex, notebook
+from dpfl.report.comparison import parts, save, text
 from dpfl.settings import COMPARED
 from dpfl.streams import Streams
 from dpfl.systems import PrivateSystem, System
 from dpfl.training import Run, federation_of, run
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 OnRun = Callable[[str, int], None]  # told before each run: whose, and with which seed
 
@@ -125,8 +130,31 @@ class Comparison:
             "out": None if self.out is None else str(self.out),
         }
 
+    def to_frame(self) -> "DataFrame":
+        """Return a pandas frame with a row for each training."""
+        return frames.frame(rows.trainings(self.results))
+
+    def summary_frame(self) -> "DataFrame":
+        """Return a pandas frame with a row for each system: means over the seeds, and their standard errors."""
+        return frames.frame(rows.summary(self.results))
+
+    def history_frame(self) -> "DataFrame":
+        """Return a pandas frame with a row for each round of each training."""
+        return frames.frame(rows.histories(self.results))
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write a row for each training as CSV."""
+        frames.write(rows.trainings(self.results), path)
+
+    def to_latex(self) -> str:
+        """Return the table in LaTeX, for the package booktabs."""
+        return latex.table(self.to_dict())
+
     def __str__(self) -> str:
         return text(self.to_dict())
+
+    def _repr_html_(self) -> str:
+        return notebook.page("Comparison", *parts(self.to_dict()))
 
 
 def compare(
@@ -146,7 +174,7 @@ def compare(
     delta: likewise; each system keeps its own where it is None.
     neighbours: what ε is for: a record replaced ("replace"), or added or removed ("add-remove"), or all records of a
         client replaced ("client").
-    out: a new folder for the table, the plot and every run.
+    out: a new folder for the table (in several formats), the plot and every run.
     """
     require_count("seeds", seeds, "use at least 2 for a standard error")
     currency = common(neighbours)
@@ -172,6 +200,8 @@ def compare(
     whole = Comparison(target, delta, currency, seeds, shared, tuple(results), _if_real(trained), out)
     if out is not None:
         save(whole.to_dict(), out)
+        whole.to_csv(out / "comparison.csv")
+        (out / "comparison.tex").write_text(whole.to_latex(), encoding="utf-8")
     return whole
 
 

@@ -88,6 +88,11 @@ class Plan:
             "seconds": round(self.seconds, 3),
         }
 
+    def _repr_html_(self) -> str:
+        from dpfl.planning.output import html  # which prints plans, and so knows them
+
+        return html(self)
+
 
 def known_constants(task: Task, model: Model, given: Constants, needs: Sequence[str]) -> Constants:
     """Return the given constants, those that are missing estimated on the public split."""

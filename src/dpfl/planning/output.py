@@ -10,31 +10,52 @@ from dpfl.planning.by_bound import Plan
 from dpfl.planning.constants import SYMBOLS
 from dpfl.planning.regret import Check
 from dpfl.planning.task import NAMES, Point, counted
+from dpfl.report import notebook
 from dpfl.report.plan import draw
 from dpfl.report.together import NOTHING, simulated
 from dpfl.run_folder import write_json
 
+_PREDICTED = "predicted certificate, of the run that is planned here"
+
 
 def text(plan: Plan, clients: int, check: Check | None = None) -> str:
     """Return the plan for the screen."""
-    best = plan.best
-    everyone = "all " if best.cohort == clients else ""
-    extra = {key: value for key, value in plan.options.items() if key not in NAMES}
-    others = "".join(f", {key} {value}" for key, value in extra.items())
     parts = [
-        f"{plan.system.name}: {counted(best.rounds, 'round')}, {counted(best.local_steps, 'local step')} each,"
-        f" {everyone}{counted(best.cohort, 'client')} a round{others}",
+        _numbers(plan, clients),
         _measure(plan),
-        *(_table(name, plan) for name in NAMES),
-        _pilot_table(plan),
+        *(_columns(*rows) for rows in _tables(plan)),
         _noise(plan),
         "why\n" + "\n".join(f"  - {sentence}" for sentence in plan.why),
         _constants(plan),
-        f"predicted certificate, of the run that is planned here\n{_indented(str(plan.certificate))}",
+        f"{_PREDICTED}\n{_indented(str(plan.certificate))}",
         "" if check is None else _check(check),
         NOTHING if check is None else simulated(check.if_real, check.neighbours),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def html(plan: Plan) -> str:
+    """Return the plan for a notebook."""
+    return notebook.page(
+        _numbers(plan, plan.certificate.clients),
+        _measure(plan),
+        *_tables(plan),
+        _noise(plan),
+        notebook.sentences(plan.why),
+        _PREDICTED,
+        notebook.certificate(plan.certificate.to_dict()),
+    )
+
+
+def _numbers(plan: Plan, clients: int) -> str:
+    """Say what was chosen."""
+    best = plan.best
+    everyone = "all " if best.cohort == clients else ""
+    others = "".join(f", {key} {value}" for key, value in plan.options.items() if key not in NAMES)
+    return (
+        f"{plan.system.name}: {counted(best.rounds, 'round')}, {counted(best.local_steps, 'local step')} each,"
+        f" {everyone}{counted(best.cohort, 'client')} a round{others}"
+    )
 
 
 def _measure(plan: Plan) -> str:
@@ -56,30 +77,35 @@ def _as_printed(plan: Plan) -> str:
     return f"\nas its paper prints it, the bound would choose {chosen}" if chosen else ""
 
 
-def _table(name: str, plan: Plan) -> str:
-    """Return the bound along one number, the others as planned: two short lines."""
+def _tables(plan: Plan) -> list[list[list[str]]]:
+    """Return what was weighed, each table as rows: the bound along every number, and a pilot's losses."""
+    return [rows for rows in (*(_along(name, plan) for name in NAMES), _pilots(plan)) if rows]
+
+
+def _along(name: str, plan: Plan) -> list[list[str]]:
+    """Return the bound along one number, the others as planned: two short rows."""
     centre = plan.bounds_answer or plan.best
     here = {"rounds": centre.rounds, "local_steps": centre.local_steps, "cohort": centre.cohort}
     line = [point for point in plan.curve if all(getattr(point, key) == here[key] for key in NAMES if key != name)]
     if len(line) < 2:
-        return ""
+        return []
     numbers = [f"{getattr(point, name)}{'*' if getattr(point, name) == here[name] else ''}" for point in line]
-    return _columns([NAMES[name], *numbers], ["bound", *(_bound(point) for point in line)])
+    return [[NAMES[name], *numbers], ["bound", *(_bound(point) for point in line)]]
 
 
 def _bound(point: Point) -> str:
     return "–" if point.bound is None else f"{point.bound:.4g}"
 
 
-def _pilot_table(plan: Plan) -> str:
+def _pilots(plan: Plan) -> list[list[str]]:
     if not plan.tried:
-        return ""
+        return []
     shown = plan.tried[:6]
     keys = [key for key in shown[0] if key not in ("loss", "standard_error", "trials")]
     rows = [[NAMES.get(key, key), *(_value(one[key]) for one in shown)] for key in keys]
     rows.append(["pilot's loss", *("diverged" if one["loss"] is None else f"{one['loss']:.4g}" for one in shown)])
     rows.append(["  ±", *("–" if one["standard_error"] is None else f"{one['standard_error']:.2g}" for one in shown)])
-    return _columns(*rows)
+    return rows
 
 
 def _value(value: object) -> str:

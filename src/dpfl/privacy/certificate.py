@@ -81,6 +81,11 @@ class Certificate:
 
         return text(self.to_dict())
 
+    def _repr_html_(self) -> str:
+        from dpfl.report.notebook import certificate
+
+        return certificate(self.to_dict())
+
 
 def certify(books: Books, run: BookedRun) -> Certificate:
     """Read the books of a run and state what they show."""

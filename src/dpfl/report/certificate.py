@@ -24,48 +24,59 @@ _SHORT = {"server": "to the server", "uplink": "to an eavesdropper"}
 _MOST_SITES = 20  # a screen can hold
 _UNTRUSTED = {"uplink": "eavesdroppers", "released": "readers of the models (central DP)"}
 
+Statement = tuple[str, str]  # a label, and what is said under it
+ObserverRow = tuple[str, list[str], list[str], str]  # against whom, what is promised and spent (in parts), from what
+
 
 def text(certificate: dict[str, Any]) -> str:
     """Print a certificate (its plain data) on one screen, in words."""
+    training, config = subject(certificate)
+    above, below = statements(certificate)
+    above = [("Privacy certificate", f"{training:<70} {config}"), *above]
+    tables = [*_table(certificate), *(aligned(rows).splitlines() if (rows := sites(certificate)) else [])]
+    return "\n".join([*(_line(*said) for said in above), *tables, *(_line(*said) for said in below)])
+
+
+def subject(certificate: dict[str, Any]) -> tuple[str, str]:
+    """Say what training a certificate is about, and by which config where that is known."""
     calibration = f"{certificate['calibration']} calibration, " if certificate["calibration"] else ""
-    title = f"{certificate['system']}, {calibration}{certificate['clients']} clients, {certificate['rounds']} rounds"
-    config = f"config {certificate['config']}" if certificate["config"] else ""
-    lines = [_line("Privacy certificate", f"{title:<70} {config}")]
+    training = f"{certificate['system']}, {calibration}{certificate['clients']} clients, {certificate['rounds']} rounds"
+    return training, f"config {certificate['config']}" if certificate["config"] else ""
+
+
+def statements(certificate: dict[str, Any]) -> tuple[list[Statement], list[Statement]]:
+    """Return what is said above the table of observers, and what below it."""
     if certificate["claimed"] is None:
-        return "\n".join([
-            *lines,
-            _line("protects", "nothing: uploads carry no noise, and no finite ε holds against the server"),
-            _line("left uncounted", "; ".join(certificate["uncounted"])),
-            *_held_out(certificate),
-            *_ledger(certificate),
-        ])  # fmt: skip
-    lines += [
-        _line("protects", _PROTECTED[certificate["unit"], certificate["neighbours"]]),
-        _line("trust model", _trust(certificate["against"])),
-        *_table(certificate),
-        *_sites(certificate),
-        _line("left uncounted", "; ".join(certificate["uncounted"]) or "nothing"),
+        above = [("protects", "nothing: uploads carry no noise, and no finite ε holds against the server")]
+        below = [("left uncounted", "; ".join(certificate["uncounted"])), *_held_out(certificate)]
+        return above, [*below, *_ledger(certificate)]
+    above = [
+        ("protects", _PROTECTED[certificate["unit"], certificate["neighbours"]]),
+        ("trust model", _trust(certificate["against"])),
+    ]
+    below = [
+        ("left uncounted", "; ".join(certificate["uncounted"]) or "nothing"),
         *_held_out(certificate),
-        _line("not promised", "anything about who took part, how many records a client holds, or people whose records"),
-        _line("", "sit at several clients; anything against whoever reads a client's own machine"),
+        ("not promised", "anything about who took part, how many records a client holds, or people whose records"),
+        ("", "sit at several clients; anything against whoever reads a client's own machine"),
     ]
     if certificate.get("allowed_more"):
-        lines.append(_line("counted", "all that was allowed; less happened, but when it ends can tell what was seen"))
+        below.append(("counted", "all that was allowed; less happened, but when it ends can tell what was seen"))
     source = certificate["noise_source"]
     if source not in ("operating system", *_SIMULATED):
-        lines.append(_line("not vouched for", f"the noise, which was drawn by {source}"))
-    lines += _ledger(certificate)
-    return "\n".join(lines + [_line("caution", caution) for caution in certificate["cautions"]])
+        below.append(("not vouched for", f"the noise, which was drawn by {source}"))
+    below += _ledger(certificate)
+    return above, below + [("caution", caution) for caution in certificate["cautions"]]
 
 
-def _held_out(certificate: dict[str, Any]) -> list[str]:
+def _held_out(certificate: dict[str, Any]) -> list[Statement]:
     """Say whose records trained nothing and are reported on as they are."""
     held_out = certificate.get("held_out")
-    return [] if held_out is None else [_line("not protected", f"{held_out}: what is reported about them has no noise")]
+    return [] if held_out is None else [("not protected", f"{held_out}: what is reported about them has no noise")]
 
 
-def _sites(certificate: dict[str, Any]) -> list[str]:
-    """Print what each client that has a name was promised and has spent."""
+def sites(certificate: dict[str, Any]) -> list[list[str]]:
+    """Return a table of what each client that has a name was promised and has spent; empty where none has."""
     spending = certificate["spending"]
     if not any(line.get("name") for line in spending):
         return []
@@ -77,20 +88,20 @@ def _sites(certificate: dict[str, Any]) -> list[str]:
         rows.append([f"  {line['name']}", str(line["replies"]), budget, *spent])
     if len(spending) > _MOST_SITES:
         rows.append([f"  … and {len(spending) - _MOST_SITES} more", *[""] * (len(rows[0]) - 1)])
-    return aligned(rows).splitlines()
+    return rows
 
 
-def _ledger(certificate: dict[str, Any]) -> list[str]:
+def _ledger(certificate: dict[str, Any]) -> list[Statement]:
     """Say what all runs of the ledger cost together, or that nobody was protected; and how to know the ledger again."""
     lines, source = [], certificate["noise_source"]
     seeded = source is not None and certificate.get("together", source) is None  # whoever drew under the seed
     if source in _SIMULATED or seeded:
         why = _SIMULATED.get(source, _SIMULATED["seed"])
-        lines.append(_line("a simulation", f"nobody's records were protected here: {why}"))
+        lines.append(("a simulation", f"nobody's records were protected here: {why}"))
     if (whole := certificate.get("together")) is not None:
-        lines.append(_line("all together", together(whole)))
+        lines.append(("all together", together(whole)))
     if head := certificate.get("head"):
-        lines.append(_line("ledger head", f"{head[:32]}; whoever keeps it notices books that were changed since"))
+        lines.append(("ledger head", f"{head[:32]}; whoever keeps it notices books that were changed since"))
     return lines
 
 
@@ -115,6 +126,18 @@ def _trust(against: Sequence[str]) -> str:
 
 def _table(certificate: dict[str, Any]) -> list[str]:
     """Print a row for each observer; one that would be too long goes on in the next line."""
+    rows = observer_rows(certificate)
+    if not rows:
+        return []
+    short = [(name, [" ".join(promised)], [" ".join(spent)], basis) for name, promised, spent, basis in rows]
+    lines = _aligned(short)
+    return lines if max(map(len, lines)) <= _WIDTH else _aligned(rows)
+
+
+def observer_rows(certificate: dict[str, Any]) -> list[ObserverRow]:
+    """Return the heading and a row for each observer; none where nothing is promised to any."""
+    if certificate["claimed"] is None:
+        return []
     spending, observers = certificate["spending"], certificate["observers"]
     budget = [f"ε = {_range(spending, 'claimed_epsilon', '{:g}'.format)},",
               f"δ = {_range(spending, 'delta', '{:g}'.format)}"]  # fmt: skip
@@ -124,7 +147,7 @@ def _table(certificate: dict[str, Any]) -> list[str]:
         "uplink": f"an eavesdropper, {heard} upload{'' if heard == 1 else 's'}",
         "released": "released models (central DP)",
     }
-    rows = [("against", ["promised"], ["really spent"], "from")]
+    rows: list[ObserverRow] = [("against", ["promised"], ["really spent"], "from")]
     for observer, seen in observers.items():
         spent = [f"ε ≤ {_range(spending, f'{observer}_epsilon', rounded_up)}"]
         is_promised = observer in certificate["against"]
@@ -135,12 +158,10 @@ def _table(certificate: dict[str, Any]) -> list[str]:
         if seen["claimed_basis"] is not None:
             believed = f"ε ≤ {rounded_up(seen['claimed_epsilon'])}"
             rows.append(("", [""], [believed], "the paper's sensitivity, claimed"))
-    short = [(name, [" ".join(promised)], [" ".join(spent)], basis) for name, promised, spent, basis in rows]
-    lines = _aligned(short)
-    return lines if max(map(len, lines)) <= _WIDTH else _aligned(rows)
+    return rows
 
 
-def _aligned(rows: Sequence[tuple[str, list[str], list[str], str]]) -> list[str]:
+def _aligned(rows: Sequence[ObserverRow]) -> list[str]:
     """Print rows in columns; what is spent goes on below, as long as it likes."""
     first = max(len(row[0]) for row in rows) + 2
     second = max(len(part) for row in rows for part in row[1]) + 3

@@ -15,7 +15,7 @@ _HEADING = ["", "promises", "claimed ε", "true ε", "rounds", "accuracy in %", 
 
 def text(comparison: Mapping[str, Any]) -> str:
     """Return the tables for a terminal: those that are priced alike, those that are not, and what all of it costs."""
-    return "\n\n".join(aligned(part) if isinstance(part, list) else part for part in _parts(comparison))
+    return "\n\n".join(aligned(part) if isinstance(part, list) else part for part in parts(comparison))
 
 
 def save(comparison: Mapping[str, Any], folder: Path) -> None:
@@ -27,23 +27,36 @@ def save(comparison: Mapping[str, Any], folder: Path) -> None:
 
 def in_markdown(comparison: Mapping[str, Any]) -> str:
     """Return the same in Markdown."""
-    parts = (markdown(part) if isinstance(part, list) else f"{part}\n" for part in _parts(comparison))
-    return "\n".join(parts)
+    blocks = (markdown(part) if isinstance(part, list) else f"{part}\n" for part in parts(comparison))
+    return "\n".join(blocks)
 
 
-def _parts(comparison: Mapping[str, Any]) -> list[str | list[list[str]]]:
-    priced, apart = _sorted_out(comparison)
-    parts: list[str | list[list[str]]] = []
+def parts(comparison: Mapping[str, Any]) -> list[str | list[list[str]]]:
+    """Return sentences, and tables as rows of text with the heading first."""
+    priced, apart = sorted_out(comparison)
+    whole: list[str | list[list[str]]] = []
     if priced:
-        parts += [f"true ε{_at(priced)} against the server, {CURRENCIES[comparison['neighbours']]}", rows(priced)]
+        whole += [currency(comparison), rows(priced)]
     if apart:
-        parts += [
-            "not comparable with these: no price in that currency; true ε as each promises it" if priced
-            else "not comparable: no price in one currency; true ε as each promises it",
+        whole += [
+            standing_apart(comparison),
             rows(apart),
             *(f"{one['label']}: {one['apart']}" for one in apart if one["claimed"]),
         ]  # fmt: skip
-    return [*parts, simulated(comparison["if_real"], comparison["neighbours"])]
+    return [*whole, simulated(comparison["if_real"], comparison["neighbours"])]
+
+
+def currency(comparison: Mapping[str, Any]) -> str:
+    """Say what the true ε of the systems that have a price is for."""
+    priced, _ = sorted_out(comparison)
+    return f"true ε{_at(priced)} against the server, {CURRENCIES[comparison['neighbours']]}"
+
+
+def standing_apart(comparison: Mapping[str, Any]) -> str:
+    """Say why the systems that have no price stand by themselves."""
+    priced, _ = sorted_out(comparison)
+    why = " with these: no price in that currency" if priced else ": no price in one currency"
+    return f"not comparable{why}; true ε as each promises it"
 
 
 def _at(systems: Sequence[Mapping[str, Any]]) -> str:
@@ -51,7 +64,7 @@ def _at(systems: Sequence[Mapping[str, Any]]) -> str:
     return f" at δ = {deltas[0]:g}" if len(deltas) == 1 else f" (each at its own δ, {deltas[0]:g} to {deltas[-1]:g})"
 
 
-def _sorted_out(comparison: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+def sorted_out(comparison: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """Return the systems that have a price in the currency, and those that have none."""
     systems = comparison["systems"]
     return [one for one in systems if one["neighbours"]], [one for one in systems if not one["neighbours"]]

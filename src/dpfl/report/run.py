@@ -50,6 +50,16 @@ def write(run: Path, certificate: dict[str, Any], checked: str) -> tuple[Path, P
     return page, curve
 
 
+def result(run: Mapping[str, Any]) -> str:
+    """Say in a line how good the model of a run (its plain data) became."""
+    after = f"after {run['rounds']} rounds ({run['seconds']:.1f} s)"
+    if run["loss"] is None and "sites" in run and ("evaluation" in run or not any(s["tested"] for s in run["sites"])):
+        return f"{run['system']}: trained {after}"  # and nobody looked at test records as they are
+    loss = "not finite (the training diverged; lower lr)" if run["loss"] is None else f"{run['loss']:.4f}"
+    accuracy = "" if run["accuracy"] is None else f"accuracy {100 * run['accuracy']:.1f} %, "
+    return f"{run['system']}: {accuracy}loss {loss} on the test split {after}"
+
+
 def draw_curve(metrics: list[dict[str, Any]], title: str, path: Path, sites: Sequence[Mapping[str, Any]] = ()) -> None:
     """Plot loss and, for classifiers, accuracy against rounds, on the validation and the test split, and by site."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
