@@ -28,6 +28,14 @@ from dpfl.federation.facts import require_usable
 from dpfl.models import Loss, Model, build, default_model
 from dpfl.models.losses import squared_error
 from dpfl.orders import Gaussian, Neighbours
+from dpfl.paid_evaluation import (
+    accuracies,
+    counting_system,
+    noise_of,
+    require_countable,
+    to_be_counted,
+    without_tests,
+)
 from dpfl.precision import products
 from dpfl.privacy.books import FAST, Books
 from dpfl.privacy.budget import cautions
@@ -38,14 +46,6 @@ from dpfl.rehearsal import allowance
 from dpfl.report import frames, notebook
 from dpfl.round import Outcome, walk
 from dpfl.server.at_sites import SiteResult, results_of
-from dpfl.server.counts import (
-    accuracies,
-    counting_system,
-    noise_of,
-    require_countable,
-    to_be_counted,
-    without_tests,
-)
 from dpfl.server.evaluation import PublicSplit, Score, evaluate
 from dpfl.session import OnUploads, Session, follows_uploads, problem_of
 from dpfl.settings import Settings, TrainSettings, read, takes

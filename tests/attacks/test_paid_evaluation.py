@@ -17,9 +17,9 @@ from dpfl.errors import BadInput
 from dpfl.federation import Federation, Records
 from dpfl.models import Model
 from dpfl.models.losses import squared_error
+from dpfl.paid_evaluation import counting_system, noise_of, to_be_counted
 from dpfl.privacy.calibration import gaussian_noise_stds
 from dpfl.server.at_sites import SiteResult
-from dpfl.server.counts import counting_system, noise_of, to_be_counted
 from dpfl.streams import Streams
 
 FEW = {"rounds": 2, "epsilon": 2.0, "lr": 0.5}

@@ -40,6 +40,7 @@ FLOORS = {
     "session": 8,
     "config": 8,
     "round": 9,
+    "paid_evaluation": 9,
     "rehearsal": 10,
     "checkpoint": 10,
     "training": 11,
