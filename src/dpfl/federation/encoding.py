@@ -159,8 +159,7 @@ class Encoder:
             return MISSING
         if column.kind != "number":
             return UNKNOWN
-        text = _decoded(value)
-        if isinstance(value, (date, np.datetime64)) or (isinstance(text, str) and _DATE.fullmatch(text.strip())):
+        if is_date(value):
             return DATE
         return NOT_FINITE if math.isinf(as_number(value)) else NO_NUMBER
 
@@ -182,6 +181,12 @@ def _scaled(column: Column, numbers: NDArray[np.float64]) -> NDArray[np.float64]
     assert high is not None
     scaled: NDArray[np.float64] = (np.clip(numbers, low, high) - (low / 2 + high / 2)) / (high / 2 - low / 2)
     return np.clip(scaled, -1.0, 1.0)  # rounding aside
+
+
+def is_date(value: Any) -> bool:
+    """Say whether a value is a date, or a text that looks like one."""
+    text = _decoded(value)
+    return isinstance(value, (date, np.datetime64)) or (isinstance(text, str) and bool(_DATE.fullmatch(text.strip())))
 
 
 def _spellings(value: Any) -> tuple[str | float, ...]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
-from dpfl.errors import BadInput, choose, suggestion
+from dpfl.errors import BadInput, suggestion
 from dpfl.options import read_toml
 
 Kind = Literal["number", "category", "flag", "class", "array", "ignored"]
@@ -136,11 +136,16 @@ def schema_of(table: Mapping[str, Any], where: str = "") -> Schema:
     missing = table.get("missing", list(MISSING))
     if not isinstance(missing, list) or not all(isinstance(text, str) for text in missing):
         raise BadInput(f'missing{where} must be a list of texts such as ["", "NA"], was {missing!r}; correct it')
-    bad_rows = choose(f"bad_rows{where}", str(table.get("bad_rows", "zero")), {"zero": "zero", "refuse": "refuse"})
+    bad_rows = table.get("bad_rows", "zero")
+    if bad_rows not in ("zero", "refuse"):
+        raise BadInput(
+            f'bad_rows{where} must be "zero" or "refuse", was {bad_rows!r}; no row can be dropped, since how many'
+            " records a site holds is public and one of them must not change it"
+        )
     schema = Schema(
         target,
         {name: _column(name, entry, name == target, where) for name, entry in columns.items()},
-        cast(Literal["zero", "refuse"], bad_rows),
+        bad_rows,
         tuple(text.strip() for text in missing),
     )
     _require_features(schema, where)
@@ -217,8 +222,7 @@ def _column(name: str, entry: Mapping[str, Any], is_target: bool, where: str) ->
     def field(key: str) -> str:
         return f"columns.{name}.{key}{where}"
 
-    kinds: Mapping[str, Kind] = {kind: kind for kind in get_args(Kind)}
-    kind = choose(field("kind"), str(entry.get("kind")), kinds)
+    kind = _kind(field("kind"), entry.get("kind"))
     if is_target and kind not in ("class", "number"):
         raise BadInput(f'{field("kind")} must be "class" or "number" for the target, was {kind!r}; write one of them')
     if kind == "class" and not is_target:
@@ -246,6 +250,13 @@ def _column(name: str, entry: Mapping[str, Any], is_target: bool, where: str) ->
         if not made["low"] <= made["missing"] <= made["high"]:
             raise BadInput(f"{field('missing')} must lie between low and high, was {made['missing']:g}; choose another")
     return Column(name, kind, **made)
+
+
+def _kind(field: str, value: Any) -> Kind:
+    if not isinstance(value, str) or value not in KEYS:
+        near = suggestion(str(value), KEYS) or "; write one of them"
+        raise BadInput(f"{field} must be one of {', '.join(KEYS)}, was {value!r}{near}")
+    return cast(Kind, value)
 
 
 def _number(field: str, value: Any) -> float:
