@@ -146,7 +146,7 @@ def _looked_at(files: Sequence[Path], rows: int) -> tuple[Sequence[str], Mapping
                     f"{suggestion(different[0], names if has else table.names) or '; make them agree'}"
                 )
             _require_shapes(table, seen, where)
-            for chunk in islice(table.chunks(rows), 1) if rows else ():
+            for chunk in islice(table.chunks(rows, names), 1) if rows else ():
                 for name in names:
                     if not seen[name]["shape"]:
                         seen[name]["counts"].update(map(_type_of, chunk.columns[name]))
@@ -206,7 +206,7 @@ def _public(path: Path, names: Sequence[str], target: str) -> dict[str, Said]:
     with opened(path, where) as table:
         _require_names(table, where)
         shared = [name for name in table.names if name in names and not table.form_of(name)[0]]
-        for chunk in table.chunks(SAMPLE):
+        for chunk in table.chunks(SAMPLE, shared):
             for name in shared:
                 for value in chunk.columns[name]:
                     kind = _type_of(value)

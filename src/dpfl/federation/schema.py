@@ -15,6 +15,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
+
 from dpfl.errors import BadInput, suggestion
 from dpfl.options import read_toml
 
@@ -158,8 +160,13 @@ def as_number(value: object) -> float:
     >>> as_number("01"), as_number(" 1.0 "), as_number("1_0")
     (1.0, 1.0, nan)
     """
+    # float() would take 1_0 for ten, a date of NumPy for its nanoseconds, and a complex number for half of it.
+    if (isinstance(value, str) and "_" in value) or (
+        isinstance(value, np.generic) and value.dtype.kind not in "biufSU"
+    ):
+        return math.nan
     try:
-        return math.nan if isinstance(value, str) and "_" in value else float(value)  # type: ignore[arg-type]
+        return float(value)  # type: ignore[arg-type]
     except OverflowError:
         return math.inf
     except Exception:  # of any kind: a value of somebody's record, and it ends nothing

@@ -90,7 +90,7 @@ def _read(name: str, table: Table, schema: Schema, where: str) -> SiteFile:
     size = max(1, min(_MOST_ROWS, _MOST_VALUES // len(schema.features)))
     encoder, tally, rows = Encoder(schema), _Tally(), 0
     parts: list[tuple[Any, Any]] = []
-    for chunk in table.chunks(size):
+    for chunk in table.chunks(size, encoder.wanted):
         parts.append(encoder(chunk.columns, chunk.faults))
         tally.add(chunk)
         rows += len(chunk)
@@ -122,7 +122,7 @@ class _Tally:
     def add(self, chunk: Chunk) -> None:
         for row, reason in sorted(chunk.faults.items()):
             self.counts[reason] += 1
-            self.first.setdefault(reason, chunk.number_of(row))
+            self.first.setdefault(reason, chunk.numbers[row])
 
 
 def _require_rows(tally: _Tally, rows: int, unit: str, schema: Schema, where: str) -> None:

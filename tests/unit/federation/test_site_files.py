@@ -380,6 +380,31 @@ def test_parquet_files_become_the_same_records(tmp_path: Path) -> None:
     assert site.records.y.tolist() == [1, 0, 0]
 
 
+@needs_pyarrow
+def test_no_value_of_a_parquet_file_ends_its_reading(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    no_text = pyarrow.array([b"m", b"\xff", b"m"]).view(pyarrow.string())
+    never = pyarrow.array([2**62, None, -(2**62)]).cast(pyarrow.timestamp("s"))  # years that Python does not know
+    nested = pyarrow.array([[1], None, [2, 3]])
+    columns = frame() | {"pain": pyarrow.array(["1", "3", "2"]).dictionary_encode(), "id": never}
+    for name, values, bad in (
+        ("sex", no_text, {"sex is none of the schema's values": 1}),
+        ("age", pyarrow.array([90, None, 1]).cast(pyarrow.decimal128(20)), {}),
+        ("pain", nested, {"pain is missing": 1}),
+    ):
+        parquet.write_table(pyarrow.table(columns | {name: values}), tmp_path / "clinic.parquet")
+        site = read_site(tmp_path / "clinic.parquet", SCHEMA)
+        assert (len(site.records), dict(site.bad)) == (3, bad)
+    parquet.write_table(pyarrow.table(columns | {"age": never}), tmp_path / "clinic.parquet")
+    columns_of_dates = schema_of(
+        {"target": "sick", "columns": COLUMNS | {"age": {"kind": "number", "low": 0, "high": 1}}}
+    )
+    with pytest.raises(BadInput, match=r"column age is a date \(2 rows, the first in row 1\)"):
+        read_site(tmp_path / "clinic.parquet", columns_of_dates)
+
+
 def test_without_pyarrow_a_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(BadInput, match=r'pip install "dpfl\[parquet\]"') as refused:
