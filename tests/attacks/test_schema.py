@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,13 @@ Read = Callable[[bytes, Path], Records]
 
 
 def lines() -> list[bytes]:
+    """Return rows of whom the older are the sick."""
     rng = np.random.default_rng(0)
-    texts = [
-        f"{rng.integers(15, 95)},{rng.normal():.6f},{rng.integers(1, 4)},{NOTES[row % len(NOTES)]},{rng.integers(0, 3)}"
-        for row in range(ROWS)
-    ]
+    texts = []
+    for row in range(ROWS):
+        sick = rng.integers(0, 3)
+        age = rng.integers(15, 55) + 40 * (sick > 0)
+        texts.append(f"{age},{rng.normal():.6f},{rng.integers(1, 4)},{NOTES[row % len(NOTES)]},{sick}")
     return [text.encode() for text in texts]
 
 
@@ -49,6 +51,7 @@ HOSTILE: dict[str, bytes] = {
     "another record": b"33,0.25,2,x,1",
     "text for a number": b"old,0.25,2,x,1",
     "a huge number": b"1e308,0.25,2,x,1",
+    "a large number": b"1000000,0.25,2,x,1",
     "more than a float holds": b"1e999,-1e999,2,x,1",
     "NaN": b"nan,nan,nan,nan,nan",
     "infinity": b"33,-inf,2,x,1",
@@ -133,9 +136,9 @@ def number(text: str) -> float:
 
 def standardised(content: bytes, folder: Path) -> Records:
     """Scale by the site's own mean and deviation."""
-    records = by_schema(content, folder)
-    mean = records.x.nan_to_num().mean(dim=0)
-    return Records((records.x - mean) / records.x.nan_to_num().std(dim=0), records.y)
+    rows = [[*row, *["0"] * 5][:5] for row in rows_of(content)]
+    x = torch.tensor([[number(row[0]), number(row[1])] for row in rows], dtype=torch.float64).nan_to_num()
+    return Records(((x - x.mean(dim=0)) / x.std(dim=0)).float(), torch.tensor([int(row[4] != "0") for row in rows]))
 
 
 def dropped(content: bytes, folder: Path) -> Records:
@@ -168,7 +171,7 @@ def read_on(content: bytes, folder: Path) -> Records:
     ("twin", "hostile"),
     [
         (standardised, "another record"),
-        (standardised, "a huge number"),
+        (standardised, "a large number"),
         (dropped, "text for a number"),
         (own_vocabulary, "a category before all others"),
         (imputed, "another record"),
@@ -178,6 +181,29 @@ def read_on(content: bytes, folder: Path) -> Records:
 def test_the_attack_finds_what_lets_records_change_each_other(twin: Read, hostile: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         require_untouched(twin, tmp_path, 3, HOSTILE[hostile])
+
+
+def clipped_sum(records: Records) -> torch.Tensor:
+    """Return the sum of clipped gradients (C = 1) of the logistic loss at the zero model; NaN counts as zero."""
+    x = torch.cat([records.x, torch.ones(len(records), 1)], dim=1)
+    gradients = torch.where(records.y == 0, 0.5, -0.5)[:, None] * x
+    norms = gradients.norm(dim=1, keepdim=True)
+    return (gradients * (1 / norms).clamp(max=1)).nan_to_num().sum(dim=0)
+
+
+def most_moved(read: Read, names: Iterable[str], folder: Path) -> float:
+    """Return by how much the first record, replaced by these, moves the sum of clipped gradients."""
+    first, *others = lines()
+    before, *after = (
+        clipped_sum(read(written([each, *others]), folder)) for each in [first, *map(HOSTILE.__getitem__, names)]
+    )
+    return max(float((total - before).norm()) for total in after)
+
+
+def test_one_record_moves_a_sum_of_clipped_gradients_by_no_more_than_the_clip_allows(tmp_path: Path) -> None:
+    allowed = 2 + 1e-5  # 2C, for a record that is replaced
+    assert 0.5 < most_moved(by_schema, HOSTILE, tmp_path) < allowed
+    assert most_moved(standardised, ["a large number"], tmp_path) > 4 * allowed
 
 
 @each("bad_rows", ["zero", "refuse"])
