@@ -201,32 +201,45 @@ def _guessed(seen: Said, is_target: bool) -> tuple[Said, str]:
 def _public(path: Path, names: Sequence[str], target: str) -> dict[str, Said]:
     """Return what a public file says of the columns that it has."""
     where = f"public file {str(path)!r}"
-    numbers: dict[str, set[float]] = {}
-    texts: dict[str, set[str]] = {}
+    seen: dict[str, _Public] = {}
     with opened(path, where) as table:
         _require_names(table, where)
         shared = [name for name in table.names if name in names and not table.form_of(name)[0]]
         for chunk in table.chunks(SAMPLE, shared):
             for name in shared:
-                for value in chunk.columns[name]:
-                    kind = _type_of(value)
-                    if kind == "number" and math.isfinite(number := as_number(value)):
-                        numbers.setdefault(name, set()).add(number)
-                    elif kind != "gap":
-                        texts.setdefault(name, set()).add(str(value).strip())
+                seen.setdefault(name, _Public()).add(chunk.columns[name])
     if not shared:
         raise BadInput(f"{where} must have columns of the other files, but has none of them; give another")
-    said = {name: _of_public(numbers.get(name, set()), texts.get(name, set()), name == target) for name in shared}
+    said = {name: public.said(name == target) for name, public in seen.items()}
     return {name: table for name, table in said.items() if table is not None}
 
 
-def _of_public(numbers: set[float], texts: set[str], is_target: bool) -> Said | None:
-    """Return what the values of a public column say of it; None where that is too little or too much."""
-    few = len(numbers) <= FEW_NUMBERS and all(number.is_integer() for number in numbers)
-    if numbers and not texts and not few:
-        return {"kind": "number", "low": min(numbers), "high": max(numbers)}
-    vocabulary = [f"{number:.0f}" for number in sorted(numbers)] if few else [f"{number!r}" for number in numbers]
-    vocabulary += sorted(texts)
-    if len(vocabulary) < 2 or len(vocabulary) > FEW_TEXTS:
-        return None
-    return {"kind": "class" if is_target else "category", "values": vocabulary}
+class _Public:
+    """The range and the vocabulary of a public column, of which no more is kept than could stand in a schema."""
+
+    def __init__(self) -> None:
+        self.low, self.high, self.whole = math.inf, -math.inf, True
+        self.numbers: set[float] = set()
+        self.texts: set[str] = set()
+
+    def add(self, values: Iterable[Any]) -> None:
+        for value in values:
+            kind, number = _type_of(value), as_number(value)
+            if kind == "number" and math.isfinite(number):
+                self.low, self.high = min(self.low, number), max(self.high, number)
+                self.whole = self.whole and number.is_integer()
+                if len(self.numbers) <= FEW_TEXTS:
+                    self.numbers.add(number)
+            elif kind in ("text", "date") and len(self.texts) <= FEW_TEXTS:
+                self.texts.add(str(value).strip())
+
+    def said(self, is_target: bool) -> Said | None:
+        """Return what its values say of a column; None where that is too little or too much."""
+        codes = self.whole and len(self.numbers) <= FEW_NUMBERS
+        if self.low < self.high and not self.texts and not codes:
+            return {"kind": "number", "low": self.low, "high": self.high}
+        vocabulary = [f"{number:.0f}" if number.is_integer() else repr(number) for number in sorted(self.numbers)]
+        vocabulary += sorted(self.texts)
+        if not 2 <= len(vocabulary) <= FEW_TEXTS:
+            return None
+        return {"kind": "class" if is_target else "category", "values": vocabulary}

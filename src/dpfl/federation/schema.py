@@ -33,6 +33,7 @@ KEYS: Mapping[Kind, tuple[str, ...]] = {
     "ignored": (),
 }
 _OPEN_KEYS = ("kind", "low", "high", "values", "shape")
+_STATISTIC_WORDS = re.compile(r"(?i)\b(mean|median|mode|average|most.?frequent|most.?common|min|max|imputed?)\b")
 _STATISTICS = re.compile(r"(?i)scal|norm|standard|mean|median|std|cent(er|re)|impute|fill|quantile|min|max|per.?site")
 
 
@@ -311,7 +312,7 @@ def _stand_in(field: str, value: Any, values: tuple[tuple[str, ...], ...]) -> st
     text = _text(value)
     if text == ZEROS or any(text in written for written in values):
         return cast(str, text)
-    if isinstance(value, str) and _STATISTICS.search(value):
+    if isinstance(value, str) and _STATISTIC_WORDS.search(value):
         raise _statistic(f"{field} must be one of the column's values, was {value!r}")
     raise BadInput(f'{field} must be one of the column\'s values or "{ZEROS}", was {value!r}; choose one of them')
 

@@ -158,6 +158,13 @@ def test_a_schema_that_is_not_there_is_refused(tmp_path: Path) -> None:
         read_schema(tmp_path / "schema.toml")
 
 
+def test_the_schema_in_the_docs_is_one() -> None:
+    page = (Path(__file__).parents[3] / "docs/sites.md").read_text(encoding="utf-8")
+    schema = schema_of(tomllib.loads(page.partition("```toml")[2].partition("```")[0]))
+    assert {column.kind for column in schema.columns.values()} == {"number", "category", "flag", "ignored", "class"}
+    assert schema.features == ("age", "pain=1", "pain=2", "pain=3", "sex")
+
+
 def test_a_schema_is_plain_toml() -> None:
     table = tomllib.loads(schema_of(TABLE).to_toml())
     assert table["columns"]["pain"] == TABLE["columns"]["pain"]
