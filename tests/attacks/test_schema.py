@@ -230,7 +230,8 @@ def in_memory(ages: Any, pains: Any) -> Records:
 class Unhelpful:
     """A value that answers every question with an error."""
 
-    __hash__ = None
+    def __hash__(self) -> int:
+        raise RuntimeError("63")
 
     def __float__(self) -> float:
         raise RuntimeError("63")

@@ -107,7 +107,7 @@ class Encoder:
         known = _Readings(read)
         try:
             return np.fromiter(map(known.__getitem__, values), dtype=np.float64, count=len(values))
-        except TypeError:  # a value that cannot be looked up, such as a list: each by itself gives the same numbers
+        except Exception:  # of any kind: a list, say, cannot be looked up; each by itself gives the same numbers
             each = (known[value] if type(value) is str else read(value) for value in values)
             return np.fromiter(each, dtype=np.float64, count=len(values))
 
