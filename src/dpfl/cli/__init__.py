@@ -65,7 +65,7 @@ def fresh_folder(stem: str) -> Path:
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 2 bad input, 3 the budget refused, 130 interrupted."""
-    from dpfl.cli import account, bench, certificate, compare, ledger, list, plan, report, reproduce, run  # noqa: F401  (each adds its command to `app`)
+    from dpfl.cli import account, bench, certificate, compare, ledger, list, plan, report, reproduce, run, schema  # noqa: F401  (each adds its command to `app`)
 
     warnings.showwarning = _warn
     sys.exit(_exit_code())

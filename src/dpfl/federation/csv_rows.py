@@ -94,7 +94,8 @@ def _quoted(line: str, separator: str, ahead: deque[str], lines: Iterator[str]) 
     parts, length = [line], len(line)
     while True:
         try:
-            return _fields("\n".join(parts), separator), len(parts) - 1
+            fields = _fields("\n".join(parts), separator)
+            return fields, 0 if fields is None else len(parts) - 1
         except _OpenQuote:
             closed = False
         while not closed:  # a text goes on to a line with a quote, which may close it

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
-from numbers import Number
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ WAYS_OUT: Mapping[str, str] = {
     UNKNOWN: "add it to the schema if everybody may know it, or say there what `other = …` values become",
 }
 _DATE = re.compile(r"\d{4}[-/.]\d\d?[-/.]\d\d?([T ].*)?|\d\d?[-/.]\d\d?[-/.](\d\d|\d{4})([T ].*)?")
+_FLOATS = (float, np.floating, Decimal)
 NUMBERS = "biuf"  # kinds of arrays whose values are real numbers
 
 
@@ -57,6 +58,11 @@ class Encoder:
         self._missing = frozenset(schema.missing)
         self._missing_numbers = frozenset(filter(math.isfinite, map(as_number, schema.missing)))
         self._reads = {column.name: self._reader(column) for column in self._used() if column.kind != "array"}
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Return the names of the columns that are looked at."""
+        return tuple(column.name for column in self._used())
 
     def _used(self) -> tuple[Column, ...]:
         return (*self.schema.inputs, self.schema.columns[self.schema.target])
@@ -96,10 +102,12 @@ class Encoder:
                 return self._at_once(column, values)
             distinct, places = np.unique(values, return_inverse=True)
             return np.array([read(value) for value in distinct.tolist()], dtype=np.float64)[places]
+        if isinstance(values, np.ndarray) and values.dtype.kind in "UO":
+            values = values.tolist()
         known = _Readings(read)
         try:
             return np.fromiter(map(known.__getitem__, values), dtype=np.float64, count=len(values))
-        except TypeError:  # a value that cannot be looked up, such as a list: each by itself gives the same numbers
+        except Exception:  # of any kind: a list, say, cannot be looked up; each by itself gives the same numbers
             each = (known[value] if type(value) is str else read(value) for value in values)
             return np.fromiter(each, dtype=np.float64, count=len(values))
 
@@ -151,7 +159,7 @@ class Encoder:
         if isinstance(value, str):
             return value.strip() in self._missing or value.strip().lower() == "nan"
         name = type(value).__name__  # NAType and NaTType are of pandas
-        return value is None or name in ("NAType", "NaTType") or (isinstance(value, Number) and math.isnan(number))
+        return value is None or name in ("NAType", "NaTType") or (isinstance(value, _FLOATS) and math.isnan(number))
 
     def _fault(self, column: Column, value: Any) -> str:
         """Say what is wrong with a value that the schema has no number for."""
@@ -159,8 +167,7 @@ class Encoder:
             return MISSING
         if column.kind != "number":
             return UNKNOWN
-        text = _decoded(value)
-        if isinstance(value, (date, np.datetime64)) or (isinstance(text, str) and _DATE.fullmatch(text.strip())):
+        if is_date(value):
             return DATE
         return NOT_FINITE if math.isinf(as_number(value)) else NO_NUMBER
 
@@ -182,6 +189,12 @@ def _scaled(column: Column, numbers: NDArray[np.float64]) -> NDArray[np.float64]
     assert high is not None
     scaled: NDArray[np.float64] = (np.clip(numbers, low, high) - (low / 2 + high / 2)) / (high / 2 - low / 2)
     return np.clip(scaled, -1.0, 1.0)  # rounding aside
+
+
+def is_date(value: Any) -> bool:
+    """Say whether a value is a date, or a text that looks like one."""
+    text = _decoded(value)
+    return isinstance(value, (date, np.datetime64)) or (isinstance(text, str) and bool(_DATE.fullmatch(text.strip())))
 
 
 def _spellings(value: Any) -> tuple[str | float, ...]:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
-from dpfl.errors import BadInput, choose, suggestion
+import numpy as np
+
+from dpfl.errors import BadInput, suggestion
 from dpfl.options import read_toml
 
 Kind = Literal["number", "category", "flag", "class", "array", "ignored"]
@@ -31,6 +33,7 @@ KEYS: Mapping[Kind, tuple[str, ...]] = {
     "ignored": (),
 }
 _OPEN_KEYS = ("kind", "low", "high", "values", "shape")
+_STATISTIC_WORDS = re.compile(r"(?i)\b(mean|median|mode|average|most.?frequent|most.?common|min|max|imputed?)\b")
 _STATISTICS = re.compile(r"(?i)scal|norm|standard|mean|median|std|cent(er|re)|impute|fill|quantile|min|max|per.?site")
 
 
@@ -136,11 +139,16 @@ def schema_of(table: Mapping[str, Any], where: str = "") -> Schema:
     missing = table.get("missing", list(MISSING))
     if not isinstance(missing, list) or not all(isinstance(text, str) for text in missing):
         raise BadInput(f'missing{where} must be a list of texts such as ["", "NA"], was {missing!r}; correct it')
-    bad_rows = choose(f"bad_rows{where}", str(table.get("bad_rows", "zero")), {"zero": "zero", "refuse": "refuse"})
+    bad_rows = table.get("bad_rows", "zero")
+    if bad_rows not in ("zero", "refuse"):
+        raise BadInput(
+            f'bad_rows{where} must be "zero" or "refuse", was {bad_rows!r}; no row can be dropped, since how many'
+            " records a site holds is public and one of them must not change it"
+        )
     schema = Schema(
         target,
         {name: _column(name, entry, name == target, where) for name, entry in columns.items()},
-        cast(Literal["zero", "refuse"], bad_rows),
+        bad_rows,
         tuple(text.strip() for text in missing),
     )
     _require_features(schema, where)
@@ -153,8 +161,13 @@ def as_number(value: object) -> float:
     >>> as_number("01"), as_number(" 1.0 "), as_number("1_0")
     (1.0, 1.0, nan)
     """
+    # float() would take 1_0 for ten, a date of NumPy for its nanoseconds, and a complex number for half of it.
+    if (isinstance(value, str) and "_" in value) or (
+        isinstance(value, np.generic) and value.dtype.kind not in "biufSU"
+    ):
+        return math.nan
     try:
-        return math.nan if isinstance(value, str) and "_" in value else float(value)  # type: ignore[arg-type]
+        return float(value)  # type: ignore[arg-type]
     except OverflowError:
         return math.inf
     except Exception:  # of any kind: a value of somebody's record, and it ends nothing
@@ -217,8 +230,7 @@ def _column(name: str, entry: Mapping[str, Any], is_target: bool, where: str) ->
     def field(key: str) -> str:
         return f"columns.{name}.{key}{where}"
 
-    kinds: Mapping[str, Kind] = {kind: kind for kind in get_args(Kind)}
-    kind = choose(field("kind"), str(entry.get("kind")), kinds)
+    kind = _kind(field("kind"), entry.get("kind"))
     if is_target and kind not in ("class", "number"):
         raise BadInput(f'{field("kind")} must be "class" or "number" for the target, was {kind!r}; write one of them')
     if kind == "class" and not is_target:
@@ -246,6 +258,13 @@ def _column(name: str, entry: Mapping[str, Any], is_target: bool, where: str) ->
         if not made["low"] <= made["missing"] <= made["high"]:
             raise BadInput(f"{field('missing')} must lie between low and high, was {made['missing']:g}; choose another")
     return Column(name, kind, **made)
+
+
+def _kind(field: str, value: Any) -> Kind:
+    if not isinstance(value, str) or value not in KEYS:
+        near = suggestion(str(value), KEYS) or "; write one of them"
+        raise BadInput(f"{field} must be one of {', '.join(KEYS)}, was {value!r}{near}")
+    return cast(Kind, value)
 
 
 def _number(field: str, value: Any) -> float:
@@ -293,7 +312,7 @@ def _stand_in(field: str, value: Any, values: tuple[tuple[str, ...], ...]) -> st
     text = _text(value)
     if text == ZEROS or any(text in written for written in values):
         return cast(str, text)
-    if isinstance(value, str) and _STATISTICS.search(value):
+    if isinstance(value, str) and _STATISTIC_WORDS.search(value):
         raise _statistic(f"{field} must be one of the column's values, was {value!r}")
     raise BadInput(f'{field} must be one of the column\'s values or "{ZEROS}", was {value!r}; choose one of them')
 

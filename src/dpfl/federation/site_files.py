@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from dpfl.errors import BadInput, suggestion
 from dpfl.federation.csv_rows import MANY_FIELDS, OPEN_QUOTE
@@ -88,28 +90,41 @@ def _read(name: str, table: Table, schema: Schema, where: str) -> SiteFile:
     _require_columns(table.names, schema, where)
     _require_form(table, schema, where)
     size = max(1, min(_MOST_ROWS, _MOST_VALUES // len(schema.features)))
-    encoder, tally, rows = Encoder(schema), _Tally(), 0
-    parts: list[tuple[Any, Any]] = []
-    for chunk in table.chunks(size):
-        parts.append(encoder(chunk.columns, chunk.faults))
+    encoder, tally, x, y = Encoder(schema), _Tally(), _Pile(), _Pile()
+    for chunk in table.chunks(size, encoder.wanted):
+        features, targets = encoder(chunk.columns, chunk.faults)
+        x.add(features)
+        y.add(targets)
         tally.add(chunk)
-        rows += len(chunk)
-    if not rows:
+    if not x.height:
         raise BadInput(f"{where} must have at least one row of data, had none; leave the site out")
-    _require_rows(tally, rows, table.unit, schema, where)
-    return SiteFile(name, _joined(parts, rows), MappingProxyType(dict(tally.counts)))
+    _require_rows(tally, x.height, table.unit, schema, where)
+    return SiteFile(name, Records(x.to_tensor(), y.to_tensor()), MappingProxyType(dict(tally.counts)))
 
 
-def _joined(parts: list[tuple[Any, Any]], rows: int) -> Records:
-    """Put the parts together, and let go of each as soon as it is copied."""
-    parts.reverse()
-    x, y = (np.empty((rows, *part.shape[1:]), part.dtype) for part in parts[-1])
-    at = 0
-    while parts:
-        features, targets = parts.pop()
-        x[at : at + len(features)], y[at : at + len(targets)] = features, targets
-        at += len(features)
-    return Records(torch.from_numpy(x), torch.from_numpy(y))
+class _Pile:
+    """Rows below each other in one piece of memory, which grows where it lies: at no time are they there twice."""
+
+    def __init__(self) -> None:
+        self.rows = np.empty(0, np.float32)
+        self.height = 0
+
+    def add(self, part: NDArray[Any]) -> None:
+        """Put some more rows below."""
+        if not self.height:
+            self.rows = np.empty((0, *part.shape[1:]), part.dtype)
+        self.height += len(part)
+        if self.height > len(self.rows):
+            self._resize(self.height + self.height // 8)
+        self.rows[self.height - len(part) : self.height] = part
+
+    def to_tensor(self) -> Tensor:
+        """Return the rows, and no room for more."""
+        self._resize(self.height)
+        return torch.from_numpy(self.rows)
+
+    def _resize(self, height: int) -> None:
+        self.rows.resize((height, *self.rows.shape[1:]), refcheck=False)  # nobody else has seen them yet
 
 
 class _Tally:
@@ -122,7 +137,7 @@ class _Tally:
     def add(self, chunk: Chunk) -> None:
         for row, reason in sorted(chunk.faults.items()):
             self.counts[reason] += 1
-            self.first.setdefault(reason, chunk.number_of(row))
+            self.first.setdefault(reason, chunk.numbers[row])
 
 
 def _require_rows(tally: _Tally, rows: int, unit: str, schema: Schema, where: str) -> None:

@@ -1,9 +1,10 @@
 """Tables of every form that sites keep them in, as columns of a few thousand rows at a time."""
 
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,17 +29,13 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def number_of(self, row: int) -> int:
-        """Return the number of a row, by its position here."""
-        return self.numbers[row]
-
 
 @dataclass(frozen=True)
 class Table:
     """The names of a table's columns, and its rows, which are read as they are asked for."""
 
     names: Sequence[str]
-    chunks: Callable[[int], Iterator[Chunk]]  # of so many rows
+    chunks: Callable[[int, Collection[str]], Iterator[Chunk]]  # of so many rows, and of these columns at least
     unit: str = "row"  # what numbers count
     forms: Mapping[str, tuple[tuple[int, ...], bool]] = field(default_factory=dict)
 
@@ -70,22 +67,30 @@ def opened(path: Path, where: str) -> Iterator[Table]:
         yield _npz(path, where)
     else:
         with csv_table(path, where) as (names, rows):
-            yield Table(names, lambda size: _csv_chunks(names, rows, size), unit="line")
+            yield Table(names, lambda size, _: _csv_chunks(names, rows, size), unit="line")
 
 
 def frame_table(columns: Any, where: str) -> Table:
     """Return columns in memory as a table: a data frame, or a mapping of names to arrays, series or lists."""
+    if not isinstance(columns, Mapping) and not hasattr(columns, "columns"):
+        raise BadInput(f"{where} must be a data frame or columns by name, was {type(columns).__name__!r}; convert it")
     names = list(columns.columns if hasattr(columns, "columns") else columns)
-    return _in_memory({str(name): _values(columns[name]) for name in names}, where, list(map(str, names)))
+    found = {str(name): _values(columns[name]) for name in names}
+    for name, values in found.items():
+        if np.ndim(values) == 0 if isinstance(values, np.ndarray) else values is None:
+            raise BadInput(f"{where} must have a value for each record in {name!r}, has a single one; give a list")
+    return _in_memory(found, where, list(map(str, names)))
 
 
-def _values(column: Any) -> Values:
-    """Return a column as an array, or as a list where it holds values of several types."""
+def _values(column: Any) -> Any:
+    """Return a column as an array, or as a list where it holds values of several types; None where it is no column."""
     if hasattr(column, "to_numpy"):
         column = column.to_numpy()
     elif hasattr(column, "numpy"):
         column = column.detach().cpu().numpy()
-    return column if isinstance(column, np.ndarray) else list(column)
+    if isinstance(column, np.ndarray):
+        return column
+    return list(column) if isinstance(column, Iterable) and not isinstance(column, (str, bytes)) else None
 
 
 def _in_memory(columns: Mapping[str, Values], where: str, names: Sequence[str]) -> Table:
@@ -98,7 +103,7 @@ def _in_memory(columns: Mapping[str, Values], where: str, names: Sequence[str]) 
         )
     rows = max(lengths.values(), default=0)
 
-    def chunks(size: int) -> Iterator[Chunk]:
+    def chunks(size: int, _: Collection[str]) -> Iterator[Chunk]:
         for start in range(0, rows, size):
             part = slice(start, min(start + size, rows))
             yield Chunk({name: values[part] for name, values in columns.items()}, range(start + 1, part.stop + 1))
@@ -134,10 +139,10 @@ def _parquet(path: Path, where: str) -> Iterator[Table]:
         with pyarrow.parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
 
-            def chunks(size: int) -> Iterator[Chunk]:
+            def chunks(size: int, wanted: Collection[str]) -> Iterator[Chunk]:
                 start = 1
-                for batch in file.iter_batches(size):
-                    columns = {name: _arrow(batch.column(place)) for place, name in enumerate(names)}
+                for batch in file.iter_batches(size, columns=[name for name in names if name in wanted]):
+                    columns = {name: _arrow(batch.column(name)) for name in wanted}
                     yield Chunk(columns, range(start, start + len(batch)))
                     start += len(batch)
 
@@ -147,13 +152,22 @@ def _parquet(path: Path, where: str) -> Iterator[Table]:
 
 
 def _arrow(column: Any) -> Values:
+    """Return a column of Parquet as values that any record may hold: none of them can end the reading."""
     import pyarrow
 
-    if pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type):
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind, types = column.type, pyarrow.types
+    if types.is_integer(kind) or types.is_floating(kind):
         numbers: Values = column.to_numpy(zero_copy_only=False)  # a gap becomes NaN
         return numbers
-    values: list[Any] = column.to_pylist()
-    return values
+    if types.is_boolean(kind) or types.is_decimal(kind):
+        return list(column.to_pylist())
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind):
+        texts = column.cast(pyarrow.large_binary()).to_pylist()  # which may be no UTF-8
+        return [None if text is None else text.decode("utf-8", "surrogateescape") for text in texts]
+    instead = date.min if types.is_temporal(kind) else ()  # what has no number needs no reading
+    return [None if gap else instead for gap in column.is_null().to_pylist()]
 
 
 def _npz(path: Path, where: str) -> Table:
