@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import dpfl as package
+import dpfl as dpfl_package
 from dpfl.federation import heart
 from e2e.command_line import Done, dpfl
 from grids import each
@@ -206,11 +206,13 @@ def test_bad_rows_are_told_to_the_owner_and_kept_out_of_the_run_folder(hospitals
     assert "count as zero" not in (tmp_path / "r/certificate.json").read_text()
 
 
-def test_python_takes_the_same_tables(hospitals: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    frames = {path.stem: pandas.read_csv(path, dtype=str) for path in sorted(hospitals.glob("*.csv"))}
-    from_frames = package.from_clients(frames, schema=hospitals / "schema.toml")
-    from_files = package.federate("sites", sites=hospitals)
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_python_takes_the_same_tables(package: str, hospitals: Path) -> None:
+    frames = pytest.importorskip(package)
+    as_text = {"dtype": str} if package == "pandas" else {"infer_schema_length": 0}
+    tables = {path.stem: frames.read_csv(path, **as_text) for path in sorted(hospitals.glob("*.csv"))}
+    from_frames = dpfl_package.from_clients(tables, schema=hospitals / "schema.toml")
+    from_files = dpfl_package.federate("sites", sites=hospitals)
     assert from_frames.names == from_files.names
     for one, other in zip(from_frames.clients, from_files.clients, strict=True):
         assert one.x.equal(other.x)

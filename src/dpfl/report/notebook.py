@@ -8,7 +8,9 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from dpfl.report.certificate import observer_rows, statements, subject
+from dpfl.report.certificate import sites as of_sites
 from dpfl.report.run import result
+from dpfl.report.sites import summary, table
 
 _WIDTH, _HEIGHT = 280, 110  # of a curve
 _CURVES = (("", "test", "#c26a00", 0), ("validation_", "public validation", "#2f7fd6", -32))  # readable on any ground
@@ -44,7 +46,9 @@ def certificate(plain: dict[str, Any]) -> Markup:
         for name, promised, spent, basis in observer_rows(plain)
     ]
     title, pieces = "; ".join(part for part in subject(plain) if part), _pieces()
-    return page(f"Privacy certificate: {title}", pieces.statements(above), rows, pieces.statements(below))
+    return page(
+        f"Privacy certificate: {title}", pieces.statements(above), rows, of_sites(plain), pieces.statements(below)
+    )
 
 
 def run(plain: Mapping[str, Any]) -> Markup:
@@ -52,7 +56,9 @@ def run(plain: Mapping[str, Any]) -> Markup:
     measures = (("loss", 1.0, "loss"), ("accuracy", 100.0, "accuracy in %"))
     panels = [_panel(plain["history"], *measure) for measure in measures]
     curves = _pieces().curves([panel for panel in panels if panel["curves"]], _WIDTH, _HEIGHT)
-    return page(result(plain), curves, certificate(plain["certificate"]))
+    sites = plain.get("sites", [])
+    by_site = (table(sites), sentences(summary(sites))) if sites else ()
+    return page(result(plain), curves, *by_site, certificate(plain["certificate"]))
 
 
 def _panel(history: Sequence[Mapping[str, Any]], key: str, scale: float, label: str) -> dict[str, Any]:

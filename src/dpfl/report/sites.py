@@ -16,16 +16,20 @@ _SHOWN = 20  # sites that a screen can hold
 def text(sites: Sequence[Any]) -> str:
     """Print a line for each site, the worst one named; what is shown of test records has no noise on it."""
     lines = [plain(site) for site in sites]
+    more = [f"  … and {len(lines) - _SHOWN} more; --json has all of them"] if len(lines) > _SHOWN else []
+    return "\n".join([aligned(table(lines)), *more, *(f"  {line}" for line in summary(lines))])
+
+
+def table(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return a row for each site, as many as a screen can hold, with the heading first."""
     rows = [["site", "trained with", "tested on", "accuracy", "loss", "calibration error"]]
-    rows += [
+    return rows + [
         [
             f"  {line['name']}", f"{line['records']:,}", f"{line['tested']:,}", _accuracy(line),
             "–" if line["loss"] is None else f"{line['loss']:.4f}", _percent(line["calibration_error"]),
         ]
         for line in lines[:_SHOWN]
     ]  # fmt: skip
-    more = [f"  … and {len(lines) - _SHOWN} more; --json has all of them"] if len(lines) > _SHOWN else []
-    return "\n".join([aligned(rows), *more, *summary(lines)])
 
 
 def summary(lines: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -35,15 +39,15 @@ def summary(lines: Sequence[Mapping[str, Any]]) -> list[str]:
         worst = min(scored, key=lambda line: float(line["accuracy"]))
         mean = statistics.fmean(line["accuracy"] for line in scored)
         return [
-            f"  mean over sites {_percent(mean)}, worst at {worst['name']} ({_percent(worst['accuracy'])});"
+            f"mean over sites {_percent(mean)}, worst at {worst['name']} ({_percent(worst['accuracy'])});"
             f" {_how(scored)}"
         ]
     scored = [line for line in lines if line["loss"] is not None]
     if not scored:
-        return ["  not tested: the sites kept no records for that"]
+        return ["not tested: the sites kept no records for that"]
     worst = max(scored, key=lambda line: float(line["loss"]))
     return [
-        f"  mean loss over sites {statistics.fmean(line['loss'] for line in scored):.4f}, worst at {worst['name']}"
+        f"mean loss over sites {statistics.fmean(line['loss'] for line in scored):.4f}, worst at {worst['name']}"
         f" ({worst['loss']:.4f}); {_OPEN}"
     ]
 

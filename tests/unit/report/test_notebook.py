@@ -148,6 +148,12 @@ def hostile(plain: Any) -> Any:
     }  # fmt: skip
 
 
+def with_a_hostile_client() -> str:
+    plain = certificate()
+    plain["spending"] = [line | {"name": HOSTILE} for line in plain["spending"]]
+    return str(notebook.certificate(plain))
+
+
 def hostile_plan() -> str:
     whole = planned()
     certificate = replace(whole.certificate, **hostile({}))
@@ -167,8 +173,9 @@ def hostile_comparison() -> str:
         lambda: str(notebook.certificate(hostile(certificate()))),
         hostile_plan,
         hostile_comparison,
+        with_a_hostile_client,
     ],
-    ids=NAMES,
+    ids=[*NAMES, "client"],
 )
 def test_a_hostile_name_comes_out_as_text(html: Callable[[], str]) -> None:
     text = html()
