@@ -1,8 +1,9 @@
 """One cell of an experiment: a config with all its repetitions, carried out; or a question to a planner or a formula.
 
 A system that orders the same in every repetition is trained as one program (`repeat`). One that watches its training,
-or repetitions that share the data out anew, are trained one after the other. Where noise is given, a budget only says
-when to stop: cells that differ in nothing else are one training, looked at wherever one of them ends.
+or repetitions that share the data out anew, are trained one after the other. Cells that differ only in when somebody
+looks are one training, and so are those whose budget only says when to stop, since their noise is given: one training
+then ends for each of them where it would alone.
 """
 
 import gc
@@ -78,7 +79,7 @@ class Cell:
 
         None where it is like no other, or cannot be carried out at all.
         """
-        if self.together or self.portraits or self.by_site or self.ask is not None or self.evaluate_every is not None:
+        if self._stands_alone:
             return None
         try:
             found = self.config.system.course
@@ -87,7 +88,19 @@ class Cell:
         if found is None:
             return None
         shared, rounds = found
-        return replace(self, config=replace(self.config, system=shared)).key, rounds
+        return replace(self, config=replace(self.config, system=shared), evaluate_every=None).key, rounds
+
+    @property
+    def training(self) -> str:
+        """Return a fingerprint of the training that this is read off: other cells may be, at other rounds."""
+        if self._stands_alone:
+            return self.key
+        course = self.course
+        return replace(self, evaluate_every=None).key if course is None else course[0]
+
+    @property
+    def _stands_alone(self) -> bool:
+        return self.together or self.portraits or self.by_site or self.ask is not None
 
     @property
     def key(self) -> str:
@@ -109,7 +122,7 @@ class Cell:
 
 
 def perform(cells: Sequence[Cell], device: str) -> list[Record]:
-    """Carry out one cell, or several on one course, and return what came of each."""
+    """Carry out one cell, or several that are one training, and return what came of each."""
     started, first = time.perf_counter(), cells[0]
     with warnings.catch_warnings(), products(first.config.settings.precision):
         warnings.simplefilter("ignore", Caution)  # what they say stands in the table: the true ε
@@ -139,19 +152,19 @@ def _answered(cell: Cell, ask: Ask) -> Record:
 
 
 def _one_by_one(cells: Sequence[Cell], device: str) -> list[Record]:
-    """Train the longest of the cells, one repetition after the other, and look where each of them ends."""
-    ends = [0 if (course := cell.course) is None else course[1] for cell in cells]  # 0: it stands alone
+    """Train the longest of the cells, one repetition after the other, and look where each of them looks and ends."""
+    ends = [0 if (course := cell.course) is None else course[1] for cell in cells]  # 0: all are of one length
     cell = cells[ends.index(max(ends))]
+    every = math.gcd(*(one.evaluate_every or 0 for one in cells)) or 10**9
     runs = []
     for seed in range(cell.seed, cell.seed + cell.repetitions):
         data = replace(cell.config.settings, data_seed=seed if cell.fresh_data else cell.seed)
         run = train(
             cell.config.system, _federation(data), data.model, seed=seed, device=device, backend=data.backend,
-            precision=data.precision, evaluate_every=cell.evaluate_every or 10**9,
-            evaluate_after=ends,
+            precision=data.precision, evaluate_every=every, evaluate_after=ends,
         )  # fmt: skip
         sizes, each = _federation(data).sizes, zip(cells, ends, strict=True)
-        runs.append([run if one is cell else _beginning(run, one, end, sizes, seed) for one, end in each])
+        runs.append([run if one.config == cell.config else _beginning(run, one, end, sizes, seed) for one, end in each])
         _tidy(device)
     return [_recorded(one, its) for one, its in zip(cells, zip(*runs, strict=True), strict=True)]
 
@@ -176,7 +189,7 @@ def _recorded(cell: Cell, runs: Sequence[Run]) -> Record:
         "accuracy": _shorts(one.accuracy for one in runs),
         "validation_loss": _shorts(one.history[-1]["validation_loss"] for one in runs),
         "rounds": [one.rounds for one in runs],
-        "history": None if cell.evaluate_every is None else [_history(one) for one in runs],
+        "history": None if cell.evaluate_every is None else [_history(one, cell.evaluate_every) for one in runs],
         "privacy": _privacy([one.certificate for one in runs]),
         **drawn,
     }
@@ -205,8 +218,9 @@ def _tidy(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _history(run: Run) -> Record:
-    seen = [dict(line) for line in run.history if line["loss"] is not None or line["accuracy"] is not None]
+def _history(run: Run, every: int) -> Record:
+    """Return what was seen after every so many rounds and at the end, whatever others saw in between."""
+    seen = [dict(line) for line in run.history if line["round"] % every == 0 or line is run.history[-1]]
     keys = ("round", "loss", "accuracy", "local_steps")
     return {key: _shorts(line[key] for line in seen) for key in keys}
 

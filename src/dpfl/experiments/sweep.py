@@ -24,6 +24,7 @@ from dpfl.experiments.store import Store
 from dpfl.training import as_device
 
 _ON_A_GPU = 8  # processes
+_OF_THE_MEMORY = 0.8  # of a GPU, for what trains; the rest is the driver's, for each process and recorded step
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def sweep(todo: Sequence[Job], store: Store, *, device: str = "cpu", processes: 
     """Carry out cells and keep them.
 
     processes: how many at a time; None for one a core, or eight on a GPU. 1 stays in this process. Cells that find no
-        room in a GPU's memory are trained again afterwards, half as many at a time.
+        room in a GPU's memory are trained again afterwards, half as many at a time; a GPU that is full says so in many
+        ways, so that is tried whatever ends a training there.
 
     Raises what the first cell that could not be carried out raised, after all others are done.
     """
@@ -89,8 +91,8 @@ def sweep(todo: Sequence[Job], store: Store, *, device: str = "cpu", processes: 
                         keep(job, record)
                 except (BadInput, BudgetRefused) as problem:
                     failed += [(job, problem) for job in jobs]
-                except torch.OutOfMemoryError:
-                    if count == 1:
+                except RuntimeError:
+                    if count == 1 or device != "cuda":
                         raise
                     crowded.append(jobs)
         waiting, count = crowded, max(1, count // 2)
@@ -101,11 +103,10 @@ def sweep(todo: Sequence[Job], store: Store, *, device: str = "cpu", processes: 
 
 
 def _trainings(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Put cells together that are one training, of which some end before others."""
+    """Put cells together that are one training, at which some look more often, or end before others."""
     found: dict[str, list[Job]] = {}
     for job in jobs:
-        course = job.cell.course
-        found.setdefault(job.cell.key if course is None else course[0], []).append(job)
+        found.setdefault(job.cell.training, []).append(job)
     return list(found.values())
 
 
@@ -117,7 +118,7 @@ def _outcomes(
     if processes == 1:
         yield from ((jobs, partial(perform, its, device)) for jobs, its in zip(trainings, cells, strict=True))
         return
-    with _pool(processes, threads) as pool:
+    with _pool(processes, threads, device) as pool:
         running = {pool.submit(perform, its, device): jobs for jobs, its in zip(trainings, cells, strict=True)}
         while running:
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -125,10 +126,11 @@ def _outcomes(
 
 
 @contextmanager
-def _pool(processes: int, threads: int) -> Iterator[ProcessPoolExecutor]:
+def _pool(processes: int, threads: int, device: str) -> Iterator[ProcessPoolExecutor]:
     """Start processes with so many threads each, and leave none behind: what was interrupted is dropped."""
+    share = _OF_THE_MEMORY / processes if device == "cuda" else None
     pool = ProcessPoolExecutor(
-        processes, multiprocessing.get_context("spawn"), initializer=_begin_process, initargs=(threads,)
+        processes, multiprocessing.get_context("spawn"), initializer=_begin_process, initargs=(threads, share)
     )
     try:
         yield pool
@@ -140,8 +142,10 @@ def _pool(processes: int, threads: int) -> Iterator[ProcessPoolExecutor]:
     pool.shutdown()
 
 
-def _begin_process(threads: int) -> None:
+def _begin_process(threads: int, share: float | None) -> None:
     torch.set_num_threads(threads)
+    if share is not None:  # what one process keeps for later, another would not get
+        torch.cuda.set_per_process_memory_fraction(share)
     Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -205,6 +205,61 @@ def test_cells_that_only_end_at_other_rounds_are_one_training_and_find_what_each
         }
 
 
+LOOKS = """
+title = "digits"
+measure = "accuracy"
+repetitions = 2
+fresh_data = true
+rows = [
+  { label = "last" },
+  { label = "best", measure = "best_accuracy" },
+  { label = "steps", system = "ali-dpfl", rounds = 6 },
+  { label = "steps again", system = "ali-dpfl", rounds = 6, measure = "local_steps" },
+]
+columns = [COLUMNS]
+
+[base]
+system = "dpsgd-fedavg"
+calibration = "paper"
+rounds = 5
+epsilon = 2.0
+delta = 1e-3
+clients = 4
+sampling_rate = 0.1
+noise_multiplier = 2.0
+"""
+
+
+def test_cells_that_only_look_at_other_rounds_are_one_training_and_find_what_each_finds_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "looks.toml"
+    jobs: dict[str, Job] = {}
+    for columns in ('{ label = "end" }', "{ at_round = 2 }, { at_round = 4 }"):
+        path.write_text(LOOKS.replace("COLUMNS", columns), encoding="utf-8")
+        jobs |= {job.cell.key: job for job in missing([load(path, "paper")], Store(tmp_path), 1)}
+    todo = [job for job in jobs.values() if job.cell.config.system.calibration == "paper"]  # type: ignore[attr-defined]
+    assert {job.cell.evaluate_every for job in todo} == {None, 1, 2}
+    trained: list[str] = []
+    real = cells.train  # type: ignore[attr-defined]
+
+    def counted(system: Any, *arguments: Any, **options: Any) -> Any:
+        trained.append(system.name)
+        return real(system, *arguments, **options)
+
+    monkeypatch.setattr(cells, "train", counted)
+    store = Store(tmp_path)
+    sweep(todo, store, processes=1)
+    assert sorted(trained) == ["ali-dpfl"] * 2 + ["dpsgd-fedavg"] * 2  # each once, in two repetitions
+    for job in todo:
+        (alone,) = perform([job.cell], "cpu")
+        assert {key: store.records[job.cell.key][key] for key in alone if key != "seconds"} == {
+            key: value for key, value in alone.items() if key != "seconds"
+        }
+        if job.cell.evaluate_every is not None:
+            assert all(len(seen["round"]) == len(seen["loss"]) for seen in alone["history"])
+
+
 def test_what_a_budget_changes_in_a_round_stands_alone() -> None:
     """Noise that is chosen for the rounds, a mean over the last of them, budgets of each client's own."""
     given = DPSGDFedAvg(noise_multiplier=2.0, sampling_rate=0.1, delta=1e-5, epsilon=2.0)
