@@ -110,12 +110,12 @@ def plan(
     known = planning.read(constants) if constants is not None else planning.Constants()
     known = known.overridden(dict(map(pair, constant or [])))
     task = planning.Task(
-        parsed, federation_of(parsed.settings), frozenset(named) & set(planning.NUMBERS), max_rounds, total_steps,
+        parsed, federation_of(parsed.settings), frozenset(named) & set(planning.PLANNED), max_rounds, total_steps,
         estimator=cast("planning.Estimator", estimator),
     )  # fmt: skip
     try:
         found = planning.make(
-            task, method=method or "bound", form=form, constants=known, search=dict(map(_values, search or [])),
+            task, method=method or "pilot", form=form, constants=known, search=dict(map(_values, search or [])),
             time_limit=120.0 if time_limit is None else time_limit, on_trial=note,
         )  # fmt: skip
         checked = None

@@ -51,7 +51,7 @@ def run(
         bool, typer.Option("--plan", help="Choose the rounds, local steps and clients a round that are not given.")
     ] = False,
     method: Annotated[
-        str | None, typer.Option(metavar="bound|pilot", help="How --plan chooses; see `dpfl plan`. \\[default: bound]")
+        str | None, typer.Option(metavar="bound|pilot", help="How --plan chooses; see `dpfl plan`. \\[default: pilot]")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -90,11 +90,11 @@ def run(
 
 def _planned(parsed: "Config", named: dict[str, Any], method: str | None) -> "Plan":
     """Plan what was not given, and say on stderr what was chosen and why."""
-    from dpfl.planning import NUMBERS, Task, make
+    from dpfl.planning import PLANNED, Task, make
     from dpfl.training import federation_of
 
-    task = Task(parsed, federation_of(parsed.settings), frozenset(named) & set(NUMBERS))
-    found = make(task, method=method or "bound", on_trial=note)
+    task = Task(parsed, federation_of(parsed.settings), frozenset(named) & set(PLANNED))
+    found = make(task, method=method or "pilot", on_trial=note)
     chosen = ", ".join(f"{key} = {value}" for key, value in found.options.items() if value is not None)
     print("\n".join([f"planned: {chosen}", *(f"  - {sentence}" for sentence in found.why)]), file=sys.stderr)
     return found

@@ -147,7 +147,7 @@ def _answered(cell: Cell, ask: Ask) -> Record:
     settings = replace(cell.config.settings, seed=cell.seed)
     kept = frozenset(NUMBERS) - {ask.number}
     task = Task(Config(cell.config.system, settings), _federation(settings), kept, ask.max_rounds)
-    plan = make(task, form=ask.form, constants=Constants().overridden(dict(ask.constants)))
+    plan = make(task, method="bound", form=ask.form, constants=Constants().overridden(dict(ask.constants)))
     return {"answer": _short(getattr(plan.best, ask.number))}
 
 

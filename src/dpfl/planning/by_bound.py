@@ -14,7 +14,8 @@ from dpfl.planning import ali_dpfl
 from dpfl.planning.bounds import Facts, Form, Planner, Void, begun, first_orders, orders_of
 from dpfl.planning.constants import Constants
 from dpfl.planning.estimate_constants import estimate
-from dpfl.planning.public_proxy import stand_in
+from dpfl.planning.made_up import made_up
+from dpfl.planning.public_proxy import has_public, stand_in
 from dpfl.planning.search import Numbers, around, least
 from dpfl.planning.task import NAMES, NUMBERS, PLANNERS, Point, Task
 from dpfl.privacy.certificate import Certificate, finite
@@ -54,6 +55,8 @@ class Plan:
     seconds: float
     tried: tuple[dict[str, Any], ...] = ()  # by a pilot: the numbers, mean loss, standard error, runs
     bounds_answer: Point | None = None  # what the bound would have chosen, beside a pilot's answer
+    # Of a pilot: mean, low and high of "loss" and "accuracy" over its trials, and whether their tasks were "made_up".
+    expected: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `dpfl plan --json` prints."""
@@ -73,6 +76,7 @@ class Plan:
             "papers": None if self.papers is None else vars(self.papers),
             "bounds_answer": None if self.bounds_answer is None else vars(self.bounds_answer),
             "tried": list(self.tried),
+            "expected": self.expected,
             "constants": None if self.constants is None else self.constants.to_dict(),
             "noise": {
                 "law": self.noise.law,
@@ -95,11 +99,15 @@ class Plan:
 
 
 def known_constants(task: Task, model: Model, given: Constants, needs: Sequence[str]) -> Constants:
-    """Return the given constants, those that are missing estimated on the public split."""
+    """Return the given constants, those that are missing estimated on the public split, or on made-up records."""
     if not set(needs) & set(given.missing):
         return given
     streams = Streams(task.config.settings.seed)
-    public = stand_in(task.federation, hold_out=0.0, rng=streams.public.generator("stand-in"))
+    public = (
+        stand_in(task.federation, hold_out=0.0, rng=streams.public.generator("stand-in"))
+        if has_public(task.federation)
+        else made_up(task.federation, streams=streams)[-1]
+    )
     order = next(iter(orders_of(task.system, begun(task.system, task.facts(model)), 1).values()))
     found = estimate(
         model, public.clients, clip=order.clip, streams=streams, source=public.source, estimator=task.estimator

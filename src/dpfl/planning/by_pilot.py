@@ -1,4 +1,4 @@
-"""A plan by a pilot: the numbers that did best on public records, with the bound's answer beside them, and why."""
+"""A plan by a pilot: what did best on records that are nobody's, with the bound's answer beside it, and why."""
 
 import math
 import time
@@ -49,9 +49,10 @@ def plan_by_pilot(
         constants=None if bound is None else bound.constants,
         noise=noise_of(system, facts),
         certificate=rehearse(system, task.federation.sizes, facts.streams),
-        why=(*_reasons(found), void if bound is None else _beside_the_bound(bound, answer, found)),
+        why=(*_reasons(task.system.name, found), void if bound is None else _beside_the_bound(bound, answer, found)),
         seconds=time.perf_counter() - started,
         tried=tuple(one.to_dict() for one in found.ranked),
+        expected=found.best.expected() | {"made_up": found.is_made_up},
         bounds_answer=None if bound is None else bound.best,
     )
 
@@ -60,21 +61,25 @@ def _numbers(task: Task, bound: Plan, chooses: Sequence[str]) -> dict[str, int]:
     return {name: int(getattr(bound.system, name) or task.clients) for name in task.ranges(chooses)}
 
 
-def _reasons(found: PilotResult) -> list[str]:
-    best, trials = found.best, sum(len(one.losses) for one in found.ranked)
+def _reasons(system: str, found: PilotResult) -> list[str]:
+    best, trials = found.best, sum(len(one.seen) for one in found.ranked)
     sentences = [
         f"Tried on {found.source} with the noise of the real problem: {len(found.ranked)} candidates, {trials}"
-        f" trainings in {found.seconds:.0f} s.",
-        f"The chosen one reached a loss of {_loss(best)} on other public records"
-        + (f", the next best ({_named(found.ranked[1])}) {_loss(found.ranked[1])}." if len(found.ranked) > 1 else "."),
+        f" trainings{' on each' if found.is_made_up else ''} in {found.seconds:.0f} s.",
     ]
+    on = "of all these tasks" if found.is_made_up else "on other public records"
+    next_best = "".join(f", the next best ({_named(one)}) {_measured(one, found)}" for one in found.ranked[1:2])
+    sentences.append(f"The chosen one reached a loss of {_measured(best, found, on)}{next_best}.")
+    if found.usual is not None and found.usual is not best:
+        anyway = f"The numbers that {system} has anyway ({_named(found.usual)}) reached {_measured(found.usual, found)}"
+        sentences.append(f"{anyway}.")
     for name, number in best.options.items():
         alike = [one for one in found.ranked if all(one.options[k] == v for k, v in best.options.items() if k != name)]
         sides = [
             min((one for one in alike if one.options[name] < number), key=lambda one: -one.options[name], default=None),
             min((one for one in alike if one.options[name] > number), key=lambda one: one.options[name], default=None),
         ] if isinstance(number, int) else []  # fmt: skip
-        near = [f"{_loss(one)} with {one.options[name]}" for one in sides if one is not None]
+        near = [f"{_measured(one, found)} with {one.options[name]}" for one in sides if one is not None]
         if near:
             sentences.append(f"With other {NAMES.get(name, name)} than {number} it was {' and '.join(near)}.")
     if best.mean >= found.untrained:
@@ -92,12 +97,20 @@ def _reasons(found: PilotResult) -> list[str]:
 def _beside_the_bound(bound: Plan, answer: Mapping[str, int] | None, found: PilotResult) -> str:
     there = ", ".join(f"{name} = {value}" for name, value in (answer or {}).items())
     tried = next((one for one in found.ranked if dict(answer or {}).items() <= one.options.items()), None)
-    measured = f", which the pilot measured at {_loss(tried)}" if tried is not None else ""
+    measured = f", which the pilot measured at {_measured(tried, found)}" if tried is not None else ""
     return f"The bound alone would choose {there}{measured}."
 
 
 def _named(one: Trials) -> str:
     return ", ".join(f"{name} = {value}" for name, value in one.options.items())
+
+
+def _measured(one: Trials, found: PilotResult, on: str = "") -> str:
+    """Say how good a candidate was; of made-up tasks too how far above the least loss there it is on the worst of them."""
+    loss = _loss(one) + (f" {on}" if on else "")
+    if not found.is_made_up or not math.isfinite(one.mean):
+        return loss
+    return f"{loss} ({one.regret(found.least)[0]:.3g} above the least on the worst of them)"
 
 
 def _loss(one: Trials) -> str:

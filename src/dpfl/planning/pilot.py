@@ -1,9 +1,13 @@
-"""The pilot: a plan found by trying, on public records in the clients' place and with the noise of the real problem.
+"""The pilot: a plan found by trying, on records that are nobody's and with the noise of the real problem.
 
-Bounds hold for the worst case and are often far from what happens. A pilot trains for real, so it is right wherever the
-public records are like the clients'. The noise is exactly what the clients' own orders would add to the model; only the
-gradients come from public records. Candidates are thinned out by successive halving: the losers of one run are not
-tried again, and what is left is tried with more seeds; then the neighbours of the winner are tried too.
+Bounds hold for the worst case and are often far from what happens. A pilot trains for real, on public records in the
+clients' place where there are any, and else on a family of made-up tasks of the same shape. The noise is exactly what
+the clients' own orders would add to the model; only the gradients come from other records. On one task the candidate of
+least loss wins, on several the one whose loss is nowhere far above the least one there: the least worst-case regret.
+
+Candidates are thinned out by successive halving: the losers of one run are not tried again, and what is left is tried
+with more seeds; then the neighbours of the winner are tried too. The numbers that the system has anyway are among the
+candidates, so that a plan is not worse than none as far as the pilot can tell.
 """
 
 import itertools
@@ -18,20 +22,23 @@ import torch
 from torch import Tensor
 
 from dpfl.averages import standard_error
+from dpfl.clients.repeated import RepeatedClients, perform_together
 from dpfl.clients.stacked import StackedClients
-from dpfl.clients.uploads import Engine, Request, Separate, Uploads
+from dpfl.clients.uploads import Engine, Request, Separate, Summed, Uploads
 from dpfl.errors import BadInput, require_positive, suggestion
 from dpfl.federation import Records
 from dpfl.gradients.capabilities import capabilities_of
 from dpfl.models import Model
 from dpfl.orders import Full, Gaussian, Laplace, Need, Order, Question, RecordClip
 from dpfl.planning.bounds import Facts, begun, orders_of
-from dpfl.planning.public_proxy import StandIn, stand_in
+from dpfl.planning.made_up import made_up
+from dpfl.planning.public_proxy import StandIn, has_public, stand_in
 from dpfl.planning.search import ladder
-from dpfl.planning.task import Task
+from dpfl.planning.task import SCALES, Task
 from dpfl.privacy.ledger import Ledger
-from dpfl.round import walk
-from dpfl.server.evaluation import PublicSplit, evaluate
+from dpfl.repetitions import repeatable
+from dpfl.round import ask, combine, walk
+from dpfl.server.evaluation import PublicSplit, Score, evaluate
 from dpfl.session import Session, problem_of
 from dpfl.streams import Streams, layer_randomness
 from dpfl.systems import PrivateSystem
@@ -39,35 +46,71 @@ from dpfl.systems import PrivateSystem
 OnTrial = Callable[[str], None]  # told before each trial what it is
 
 Options = dict[str, Any]  # what a candidate sets: the planned numbers, and keys that were asked to be searched
+Seen = tuple[Score, ...]  # what one candidate reached with one seed, on each task
 
 _COARSE = 4.0  # the factor between neighbouring candidates of the first look
 _KEPT = 4  # candidates that are tried again whatever the first look says
 _SEEDS = (1, 3)  # trials of a candidate in the first look, and among the better ones
 _FINALS = ((4, 8), (3, 16), (2, 32))  # candidates and trials at the end, until the best two are told apart
+_FINALS_OF_A_FAMILY = ((4, 8),)  # more would tell apart what is true of made-up tasks alone
 
 
 @dataclass
 class Trials:
-    """What a candidate reached on the held-out public records, once a seed."""
+    """What a candidate reached on held-out records: of each task, once a seed."""
 
     options: Options
-    losses: list[float] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
     seconds: float = 0.0  # of one trial
+
+    @property
+    def losses(self) -> list[float]:
+        """Return the loss of each trial, the mean over the tasks: infinite where one diverged."""
+        return [statistics.fmean(score.loss for score in scores) for scores in self.seen]
+
+    @property
+    def by_task(self) -> list[float]:
+        """Return the mean loss on each task."""
+        return [statistics.fmean(score.loss for score in scores) for scores in zip(*self.seen, strict=True)]
 
     @property
     def mean(self) -> float:
         """Return the mean loss: infinite where a trial diverged or none was made."""
-        return statistics.fmean(self.losses) if self.losses else math.inf
+        return statistics.fmean(self.losses) if self.seen else math.inf
 
     @property
     def error(self) -> float | None:
         """Return the standard error of the mean."""
         return standard_error(self.losses)
 
+    def regret(self, least: Sequence[float]) -> tuple[float, float | None]:
+        """Return by how much the loss is above the least one, on the task where it is worst, and its standard error.
+
+        least: the least mean loss that any candidate reached on each task.
+        """
+        if not self.seen:
+            return math.inf, None
+        above = [loss - best for loss, best in zip(self.by_task, least, strict=True)]
+        if not all(map(math.isfinite, above)):
+            return math.inf, None
+        worst = max(range(len(above)), key=above.__getitem__)
+        return above[worst], standard_error([scores[worst].loss for scores in self.seen])
+
+    def expected(self) -> dict[str, Any]:
+        """Return what the trials say of the loss, and of the accuracy where there is one: its mean and its spread."""
+        scores = [score for scores in self.seen for score in scores]
+        rates = [score.accuracy for score in scores if score.accuracy is not None]
+        return {"loss": _spread([score.loss for score in scores]), "accuracy": _spread(rates) if rates else None}
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
         mean = self.mean if math.isfinite(self.mean) else None
-        return {**self.options, "loss": mean, "standard_error": self.error, "trials": len(self.losses)}
+        return {**self.options, "loss": mean, "standard_error": self.error, "trials": len(self.seen)}
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    found = {"mean": statistics.fmean(values), "low": min(values), "high": max(values)}
+    return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
 @dataclass(frozen=True)
@@ -79,11 +122,18 @@ class PilotResult:
     source: str  # of the records it was tried on
     seconds: float
     untrained: float  # the loss of the first model, before any training
+    least: tuple[float, ...]  # mean loss that any candidate reached on each task
+    usual: Trials | None  # the numbers that the system has anyway; None where the time did not suffice for them
 
     @property
     def best(self) -> Trials:
         """Return the winner."""
         return self.ranked[0]
+
+    @property
+    def is_made_up(self) -> bool:
+        """Tell whether it was tried on several made-up tasks, and not on public records."""
+        return len(self.least) > 1
 
 
 def pilot(
@@ -95,7 +145,7 @@ def pilot(
     time_limit: float = 120.0,
     on_trial: OnTrial | None = None,
 ) -> PilotResult:
-    """Try numbers (and values of the keys in `search`) on public records, and return what they reached.
+    """Try numbers (and values of the keys in `search`) on records that are nobody's, and return what they reached.
 
     start: numbers to try besides, such as the answer of a bound.
     time_limit: in seconds; candidates are tried from the cheapest on, and those that would end too late are left out.
@@ -110,35 +160,88 @@ def pilot(
     stage = Stage(task, time_limit=time_limit, on_trial=on_trial)
     ranges = task.ranges(chooses)
     _require_options(task, search or {}, ranges)
+    scales = {name: values for name, values in task.scales(chooses).items() if name not in (search or {})}
+    usual = task.usual((*ranges, *scales))
     grid: list[Options] = [{}]
     for name, (low, high) in ranges.items():
-        grid = [{**one, name: number} for one in grid for number in ladder(low, high, factor=_COARSE)]
+        grid = [{**one, name: number} for one in grid for number in _rungs(low, high)]
     grid = task.with_whole_turns(grid)
     if start is not None:
         grid.append({name: start[name] for name in ranges})
+    grid = [{**one, **values} for one in grid for values in _scaled(usual, scales)]
     for key, values in (search or {}).items():
         grid = [{**one, key: value} for one in grid for value in values]
+        usual = {**usual, key: getattr(task.system, key)}
+    if scales:
+        grid.append(usual)
     stage.look(grid, _SEEDS[0], share=0.5)
     if not stage.trials:
         raise BadInput(
             f"time_limit must be long enough for one trial at least, was {time_limit:g} s; raise it, or lower"
             " max_rounds"
         )
-    stage.look([one.options for one in stage.ranked()[: max(_KEPT, len(grid) // 3)]], _SEEDS[1], share=0.7)
+    kept = max(_KEPT, len(grid) // (12 if scales else 3))
+    stage.look([one.options for one in stage.ranked()[:kept]], _SEEDS[1], share=0.7)
     reach = _COARSE / 2
     while reach > 1.2:  # the valley's floor: halfway to the neighbours, and halfway again
         best = stage.ranked()[0].options
         sides = {name: [best[name], *_beside(best[name], *limits, reach)] for name, limits in ranges.items()}
-        near = [dict(zip(sides, numbers, strict=True)) for numbers in itertools.product(*sides.values())]
-        stage.look(task.with_whole_turns([{**best, **numbers} for numbers in near]), _SEEDS[1], share=0.8)
+        near = [{**best, **dict(zip(sides, numbers, strict=True))} for numbers in itertools.product(*sides.values())]
+        near += _rescaled(best, scales, reach)
+        stage.look(task.with_whole_turns(near), _SEEDS[1], share=0.8)
         reach = math.sqrt(reach)
-    for kept, seeds in _FINALS:
-        leading = stage.ranked()[:kept]
-        stage.look([one.options for one in leading], seeds)
-        if _told_apart(stage.ranked()):
+    for count, seeds in _FINALS_OF_A_FAMILY if len(stage.tasks) > 1 else _FINALS:
+        leading = [one.options for one in stage.ranked()[:count]]
+        stage.look([*leading, usual] if scales and usual not in leading else leading, seeds)
+        if stage.told_apart():
             break
-    return PilotResult(tuple(stage.ranked()), len(stage.untried), stage.public.source, time.perf_counter() - began,
-                   stage.untrained())  # fmt: skip
+    return PilotResult(
+        tuple(stage.ranked()), len(stage.untried), stage.source, time.perf_counter() - began, stage.untrained(),
+        tuple(stage.least()), stage.trials.get(_key(usual)) if scales else None,
+    )  # fmt: skip
+
+
+def _rungs(low: int, high: int) -> list[int]:
+    """Return coarse steps from the least to the most, none of them so close to the last that it says nothing new."""
+    rungs = ladder(low, high, factor=_COARSE)
+    return [number for number in rungs if number == high or 2 * number <= high or number == low]
+
+
+def _key(options: Options) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(options.items()))
+
+
+def _scaled(usual: Options, scales: Mapping[str, Sequence[Any]]) -> list[Options]:
+    """Return combinations of values: all of what is a scale, and the first of what else there is to choose.
+
+    A rate is for the usual clip: what counts is rate times clip.
+    """
+    found: list[Options] = [{}]
+    for name, values in scales.items():
+        found = [{**one, name: value} for one in found for value in (values if name in SCALES else values[:1])]
+    if {"lr", "clip"} <= scales.keys():
+        found = [{**one, "lr": _short(one["lr"] * usual["clip"] / one["clip"])} for one in found]
+    return found
+
+
+def _rescaled(best: Options, scales: Mapping[str, Sequence[Any]], reach: float) -> list[Options]:
+    """Return the best candidate with each of its scales moved by a factor, and with every other choice of the rest."""
+    found: list[Options] = []
+    for name, values in scales.items():
+        if name in SCALES:
+            for factor in (1 / reach, reach):
+                moved = {**best, name: _short(factor * best[name])}
+                if name == "clip" and "lr" in scales:
+                    moved["lr"] = _short(best["lr"] / factor)
+                found.append(moved)
+        else:
+            found += [{**best, name: value} for value in values if value != best[name]]
+    return found
+
+
+def _short(value: float) -> float:
+    """Return a number with the digits that matter: nobody should have to type more."""
+    return float(f"{value:.2g}")
 
 
 def _require_options(task: Task, search: Mapping[str, Sequence[Any]], ranges: Mapping[str, Any]) -> None:
@@ -156,28 +259,25 @@ def _require_options(task: Task, search: Mapping[str, Sequence[Any]], ranges: Ma
             task.at({key: value})
 
 
-def _told_apart(ranked: Sequence[Trials]) -> bool:
-    """Tell whether the best is better than the next by two standard errors of the difference."""
-    first, second = (*ranked[:2], None, None)[:2]
-    if first is None or second is None or first.error is None or second.error is None:
-        return second is None
-    return second.mean - first.mean > 2 * math.hypot(first.error, second.error)
-
-
 def _beside(number: int, low: int, high: int, factor: float) -> list[int]:
     sides = {max(low, round(number / factor)), min(high, max(number + 1, round(number * factor)))}
     return sorted(sides - {number})
 
 
 class Stage:
-    """Where candidates are tried: public records, a model, and the time that is left."""
+    """Where candidates are tried: tasks of records that are nobody's, a model, and the time that is left."""
 
     def __init__(self, task: Task, *, time_limit: float, on_trial: OnTrial | None) -> None:
         self.task, self.on_trial = task, on_trial
         self.began, self.time_limit = time.perf_counter(), time_limit
-        self.public = stand_in(
-            task.federation, hold_out=0.5, rng=Streams(task.config.settings.seed).public.generator("stand-in")
-        )
+        streams = Streams(task.config.settings.seed)
+        if has_public(task.federation):
+            own = stand_in(task.federation, hold_out=0.5, rng=streams.public.generator("stand-in"))
+            self.tasks: tuple[StandIn, ...] = (own,)
+            self.source = own.source
+        else:
+            self.tasks = made_up(task.federation, streams=streams)
+            self.source = f"{len(self.tasks)} made-up tasks of this shape, since no records are public"
         self.trials: dict[tuple[tuple[str, Any], ...], Trials] = {}
         self.untried: set[tuple[tuple[str, Any], ...]] = set()
         self.pace = 0.0  # seconds for one client's step, as measured
@@ -186,42 +286,91 @@ class Stage:
         with layer_randomness(Streams(0).public.generator("probe"), torch.device("cpu")):
             self.capabilities = capabilities_of(model, few)
 
+    @property
+    def public(self) -> StandIn:
+        """Return the first of the tasks, which is the only one where there are public records."""
+        return self.tasks[0]
+
+    def least(self) -> list[float]:
+        """Return the least mean loss on each task, of the candidates that were tried often enough."""
+        enough = self._enough()
+        known = [one.by_task for one in self.trials.values() if len(one.seen) >= enough]
+        return [min(losses) for losses in zip(*known, strict=True)]
+
     def ranked(self) -> list[Trials]:
         """Return what was tried, the best first; what was tried too seldom to be told from luck comes last."""
-        enough = min(_SEEDS[1], max((len(one.losses) for one in self.trials.values()), default=0))
-        return sorted(self.trials.values(), key=lambda one: (len(one.losses) < enough, one.mean))
+        enough, least = self._enough(), self.least()
+        return sorted(self.trials.values(), key=lambda one: (len(one.seen) < enough, one.regret(least)[0], one.mean))
+
+    def told_apart(self) -> bool:
+        """Tell whether the best is better than the next by two standard errors of the difference."""
+        if len(self.trials) < 2:
+            return True
+        least = self.least()
+        (first, its), (second, other) = (one.regret(least) for one in self.ranked()[:2])
+        if its is None or other is None:
+            return False
+        return second - first > 2 * math.hypot(its, other)
+
+    def _enough(self) -> int:
+        return min(_SEEDS[1], max((len(one.seen) for one in self.trials.values()), default=0))
 
     def look(self, grid: Sequence[Options], seeds: int, *, share: float = 1.0) -> None:
-        """Try every candidate with this many seeds in all, the cheapest first, until a share of the time is over."""
+        """Try every candidate with this many seeds in all, the cheapest first, until a share of the time is over.
+
+        Those that take the same steps are trained as one program.
+        """
         deadline = self.began + share * self.time_limit
-        for options in sorted(grid, key=self.cost):
-            key = tuple(sorted(options.items()))
-            try:
-                system = self.task.at(options)
-            except BadInput:
-                continue  # such numbers are no options of this system
-            known = self.trials.get(key, Trials(options))
-            for seed in range(len(known.losses) + 1, seeds + 1):
-                expected = known.seconds or self.pace * self.cost(options)
-                if time.perf_counter() + expected > deadline:
-                    if not known.losses:
-                        self.untried.add(key)
-                    break
-                if self.on_trial is not None:
-                    self.on_trial(", ".join(f"{name} = {value}" for name, value in options.items()) + f", seed {seed}")
-                started = time.perf_counter()
-                known.losses.append(trial(self, system, seed))
-                known.seconds = time.perf_counter() - started
-                self.pace = max(known.seconds / self.cost(options), self.pace / 2)
-                self.trials[key] = known
-                self.untried.discard(key)
+        distinct = {_key(options): options for options in sorted(grid, key=self.cost)}
+        for _, group in itertools.groupby(distinct.values(), key=self._steps):
+            able = [(options, system) for options in group if (system := self._system(options)) is not None]
+            for seed in range(1, seeds + 1):
+                due = [(o, s) for o, s in able if len(self._known(o).seen) < seed]
+                fits = self._that_fit(due, deadline)
+                self.untried |= {_key(o) for o, _ in due[len(fits) :] if not self._known(o).seen}
+                if fits:
+                    self._try(fits, seed)
+
+    def _try(self, candidates: Sequence[tuple[Options, PrivateSystem[Any]]], seed: int) -> None:
+        for options, _ in candidates if self.on_trial is not None else ():
+            self.on_trial(", ".join(f"{name} = {value}" for name, value in options.items()) + f", seed {seed}")  # type: ignore[misc]
+        started = time.perf_counter()
+        found = trials(self, [system for _, system in candidates], seed)
+        each = (time.perf_counter() - started) / len(candidates)
+        for (options, _), scores in zip(candidates, found, strict=True):
+            known = self._known(options)
+            known.seen.append(scores)
+            known.seconds = each
+            self.trials[_key(options)] = known
+            self.untried.discard(_key(options))
+            self.pace = max(each / self.cost(options), self.pace / 2)
+
+    def _that_fit(
+        self, due: Sequence[tuple[Options, PrivateSystem[Any]]], deadline: float
+    ) -> list[tuple[Options, PrivateSystem[Any]]]:
+        """Return as many of these as the time suffices for."""
+        ends = itertools.accumulate(self._known(o).seconds or self.pace * self.cost(o) for o, _ in due)
+        now = time.perf_counter()
+        return [one for one, end in zip(due, ends, strict=True) if now + end <= deadline]
+
+    def _known(self, options: Options) -> Trials:
+        return self.trials.get(_key(options)) or Trials(options)
+
+    def _system(self, options: Options) -> PrivateSystem[Any] | None:
+        try:
+            return self.task.at(options)
+        except BadInput:
+            return None  # such numbers are no options of this system
+
+    def _steps(self, options: Options) -> tuple[object, ...]:
+        """Return the rounds, local steps and clients of a candidate."""
+        return tuple(options.get(name) for name in ("rounds", "local_steps", "cohort"))
 
     def untrained(self) -> float:
-        """Return the loss of the model that training begins with."""
+        """Return the loss of the model that training begins with, the mean over the tasks."""
         model = self.task.model()
-        score = evaluate(model, model.vector(), self.public.held_out)
-        assert score is not None
-        return score.loss
+        scores = [_score(model, model.vector(), one.held_out) for one in self.tasks]
+        return statistics.fmean(score.loss for score in scores)
 
     def cost(self, options: Options) -> float:
         """Return how many steps of clients a trial takes."""
@@ -232,31 +381,79 @@ class Stage:
         return float(point["rounds"] * point["local_steps"] * point["cohort"])
 
 
-def trial(stage: Stage, system: PrivateSystem[Any], seed: int) -> float:
-    """Train on the public records with the real problem's noise; return the loss on those held out."""
-    model, reached = trained(stage, system, seed)
-    score = evaluate(model, reached, stage.public.held_out)
-    assert score is not None
-    return score.loss if math.isfinite(score.loss) else math.inf
-
-
-def trained(stage: Stage, system: PrivateSystem[Any], seed: int) -> tuple[Model, Tensor]:
-    """Return the model as it began, and the parameters [d] that it reached."""
-    streams = Streams(seed, sampler="fast")  # a pilot trains on public records
+def trials(stage: Stage, systems: Sequence[PrivateSystem[Any]], seed: int) -> list[Seen]:
+    """Train each of these on every task with the real problem's noise; return what they reached on held-out records."""
+    if len(systems) > 1 and all(map(repeatable, systems)):
+        reached = trained_together(stage, systems, seed)
+    else:
+        reached = [[trained(stage, system, seed, one) for one in stage.tasks] for system in systems]
     model = replace_seed(stage.task, seed).model()
-    facts = stage.task.facts(model)
-    sampled = any(not isinstance(order.batch, Full) for order in orders_of(system, begun(system, facts), 1).values())
-    records = _records(stage.public, facts, streams, sampled=sampled)
-    trained = StackedClients(model, records, streams, capabilities=stage.capabilities)
-    session = Session(
-        system, problem_of(system, facts.sizes, model.dim, streams), model, PublicClients(trained, facts.sizes),
-        Ledger(None, facts.sizes, system="pilot"),  # public records: nothing is promised of them
-        streams, PublicSplit(model, stage.public.held_out), simulated="pilot",  # the same luck for all candidates
-    )  # fmt: skip
+    return [
+        tuple(_score(model, its, one.held_out) for its, one in zip(parameters, stage.tasks, strict=True))
+        for parameters in reached
+    ]
+
+
+def _score(model: Model, parameters: Tensor, records: Records) -> Score:
+    score = evaluate(model, parameters, records)
+    assert score is not None
+    return score if math.isfinite(score.loss) else replace(score, loss=math.inf)
+
+
+def trained(stage: Stage, system: PrivateSystem[Any], seed: int, public: StandIn) -> Tensor:
+    """Return the parameters [d] that a candidate reaches on a task."""
+    opened = _Opened(stage, system, seed, public)
+    session = opened.session(system, opened.clients)
     state = session.begin()
     for reached, _ in walk(session, state):
         state = reached
-    return model, state.model
+    return state.model
+
+
+def trained_together(stage: Stage, systems: Sequence[PrivateSystem[Any]], seed: int) -> list[Tensor]:
+    """Return that of every task, [tasks, d], for candidates that take as many steps with the same clients.
+
+    They are trained as one program. What is ordered does not depend on the task, so it is decided once for all tasks.
+    """
+    tasks = [_Opened(stage, systems[0], seed, one) for one in stage.tasks]
+    first = tasks[0]
+    alone = [[RepeatedClients(one.trained, [one.streams])] * len(systems) for one in tasks]
+    sessions = [first.session(system, its) for system, its in zip(systems, alone[0], strict=True)]
+    states = [session.begin(first.model.vector().expand(len(tasks), -1)) for session in sessions]
+    for _ in range(states[0].rounds):
+        requests = [ask(session, state) for session, state in zip(sessions, states, strict=True)]
+        scaled = [first.clients.scaled(request) for request in requests]
+        by_task = []
+        for at, clients in enumerate(alone):
+            its = [replace(request, broadcast=request.broadcast[at : at + 1]) for request in scaled]
+            by_task.append(perform_together(clients, its))
+        for place, uploads in enumerate(zip(*by_task, strict=True)):
+            total = Summed(torch.cat([one.total for one in uploads]), uploads[0].clients)
+            states[place], _ = combine(sessions[place], states[place], requests[place], total)
+    return [state.model for state in states]
+
+
+class _Opened:
+    """A task with its model and clients, for one seed: what all candidates have in common, luck included."""
+
+    def __init__(self, stage: Stage, system: PrivateSystem[Any], seed: int, public: StandIn) -> None:
+        self.streams = Streams(seed, sampler="fast")  # records that are nobody's
+        self.model = replace_seed(stage.task, seed).model()
+        self.facts = stage.task.facts(self.model)
+        self._public = public
+        orders = orders_of(system, begun(system, self.facts), 1)
+        sampled = any(not isinstance(order.batch, Full) for order in orders.values())
+        records = _records(public, self.facts, self.streams, sampled=sampled)
+        self.trained = StackedClients(self.model, records, self.streams, capabilities=stage.capabilities)
+        self.clients = PublicClients(self.trained, self.facts.sizes)
+
+    def session(self, system: PrivateSystem[Any], clients: "PublicClients | RepeatedClients") -> Session[Any]:
+        """Return a session for a candidate."""
+        return Session(
+            system, problem_of(system, self.facts.sizes, self.model.dim, self.streams), self.model, clients,
+            Ledger(None, self.facts.sizes, system="pilot"),  # nothing is promised of these records
+            self.streams, PublicSplit(self.model, self._public.held_out), simulated="pilot",  # the same luck for all
+        )  # fmt: skip
 
 
 def replace_seed(task: Task, seed: int) -> Task:
@@ -300,10 +497,14 @@ class PublicClients:
         """Return how they train."""
         return self.clients.engine
 
+    def scaled(self, request: Request) -> Request:
+        """Return the request as it is for clients of these sizes."""
+        orders = {client: self._scaled(client, paid.order) for client, paid in request.charged.items()}
+        return replace(request, charged=self._ledger.charge(orders))
+
     def perform(self, request: Request) -> Uploads:
         """Perform the same orders for clients of other sizes."""
-        orders = {client: self._scaled(client, paid.order) for client, paid in request.charged.items()}
-        uploads = self.clients.perform(replace(request, charged=self._ledger.charge(orders)))
+        uploads = self.clients.perform(self.scaled(request))
         if isinstance(uploads, Separate) and uploads.counts:  # of as many records as the real ones hold
             counts = {client: count / self._part(client) for client, count in uploads.counts.items()}
             return replace(uploads, counts=counts)

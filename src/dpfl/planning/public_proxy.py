@@ -26,13 +26,18 @@ class StandIn:
     source: str  # what it was made of, in words
 
 
+def has_public(federation: Federation) -> bool:
+    """Tell whether enough records are public to plan with."""
+    return len(federation.validation) >= _LEAST
+
+
 def stand_in(federation: Federation, *, hold_out: float, rng: Generator) -> StandIn:
     """Share the public split out as the federation's clients share theirs, but for the part that is held out.
 
     There may be fewer stand-ins than clients, where the public records do not go round.
     """
     public = federation.validation
-    if len(public) < _LEAST:
+    if not has_public(federation):
         raise BadInput(
             f"validation_share must leave at least {_LEAST} public records to plan with, left {len(public)}: clients'"
             " own must not be looked at; raise it, or give --constants"

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
@@ -25,6 +25,10 @@ PLANNERS: dict[str, Planner] = {
     "fedsgd-dpc": fedsgd_dpc.PLANNER,
 }
 NUMBERS = ("rounds", "local_steps", "cohort")
+SCALES = ("lr", "clip", "noise_multiplier")  # which a pilot plans too
+PLANNED = (*NUMBERS, *SCALES, "averaged")
+_FACTORS = {"lr": (1 / 16, 1 / 4, 1.0, 4.0, 16.0), "clip": (1 / 4, 1.0, 4.0), "noise_multiplier": (1 / 2, 1.0, 2.0)}
+_AVERAGED = (0.5, 0.0)  # the mean of the later models is rarely worse than the last one, which has all its noise
 _MOST_LOCAL_STEPS = 100
 NAMES = {"rounds": "rounds", "local_steps": "local steps a round", "cohort": "clients a round"}
 
@@ -119,12 +123,31 @@ class Task:
             "local_steps": self._local_steps(),
             "cohort": (1, self.clients),
         }
-        free = [name for name in chooses if name in own and name not in self.fixed]
+        free = [name for name in chooses if name in limits and name in own and name not in self.fixed]
         if getattr(self.system, "local_epochs", None) is not None:  # which say how many steps there are
             free = [name for name in free if name != "local_steps"]
         if self.total_steps is not None:
             free = [name for name in free if name != "rounds"]
         return {name: limits[name] for name in free}
+
+    def scales(self, chooses: Collection[str]) -> dict[str, tuple[float, ...]]:
+        """Return the first values to try of what is no whole number, where it is to be chosen and not given."""
+        found: dict[str, tuple[float, ...]] = {}
+        for name in (*SCALES, "averaged"):
+            usual = getattr(self.system, name, None)
+            if name not in chooses or name in self.fixed or not isinstance(usual, float):
+                continue
+            found[name] = _AVERAGED if name == "averaged" else tuple(factor * usual for factor in _FACTORS[name])
+        return found
+
+    def usual(self, names: Collection[str]) -> dict[str, Any]:
+        """Return the values that the system has anyway, of these options, within what is allowed."""
+        values = {name: getattr(self.system, name) for name in names}
+        if "cohort" in values:
+            values["cohort"] = values["cohort"] or self.clients
+        for name, (low, high) in self.ranges(tuple(names)).items():
+            values[name] = min(max(values[name], low), high)
+        return values
 
     def _local_steps(self) -> tuple[int, int]:
         """Return how few and how many steps a round may have: enough of them that the rounds allowed suffice."""
