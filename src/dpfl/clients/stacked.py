@@ -384,7 +384,12 @@ class StackedClients:
         return torch.stack(sums)
 
     def _with(self, streams: Streams) -> "StackedClients":
-        """Return the same clients, who draw from other streams."""
+        """Return the same clients, who draw from other streams.
+
+        Recorded steps, which they share, know one pool of records and one generator: those are made before the copy.
+        """
+        if self._layers is not None:
+            _ = self._pool, self._rng
         other = copy.copy(self)
         other.streams = streams
         other._loop = ReferenceClients(self.model, self.records, streams, vectorised=self._loop.vectorised)

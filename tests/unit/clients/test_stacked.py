@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from conformance.asking import request, sum_of, uploads_of
 from dpfl.clients import stacked
+from dpfl.clients.pool import Pool
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
 from dpfl.clients.uploads import Separate, Summed
@@ -258,6 +259,25 @@ def test_a_sum_repeats_and_differs_from_round_to_round() -> None:
 
     assert torch.equal(total(1), total(1))
     assert len({float(one.sum()) for one in (total(1), total(2), total(1, seed=1))}) == 3
+
+
+def test_trainings_in_turn_are_what_each_is_alone_and_look_at_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool of its own is gone when a GPU replays what it recorded with it."""
+    model, order = mlp(), paid(mixed(SAMPLED["noise on steps"]))  # of unlike kinds, so that they cannot be one cohort
+    alone = [clients(model, records(), seed=seed) for seed in (1, 2)]
+    wanted = [torch.stack([sum_of(one, order, model.vector(), at, WEIGHTS) for one in alone]) for at in (1, 2)]
+    made: list[int] = []
+
+    def pool(data: tuple[Records, ...]) -> Pool:
+        made.append(len(data))
+        return Pool(data)
+
+    monkeypatch.setattr(stacked, "Pool", pool)
+    ours = clients(model, records())
+    for at, totals in enumerate(wanted, start=1):
+        asked = [request(order, model.vector(), at, WEIGHTS)] * 2
+        assert_close(ours.repeat(asked, [Streams(1), Streams(2)]), totals)
+    assert made == [len(SIZES)]
 
 
 def test_a_sampled_sum_is_right_on_average() -> None:
