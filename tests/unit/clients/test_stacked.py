@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -311,6 +312,23 @@ def test_memory_changes_nothing(chunk: int, block: int, monkeypatch: pytest.Monk
         assert_close(rows(uploads_of(clients(model, data), order, model.vector(), 1)), expected)
     again = sum_of(clients(model, data), paid(ORDERS["records clipped"]), model.vector(), 1, WEIGHTS)
     assert_close(again, total)
+
+
+def test_a_process_that_was_given_a_share_of_a_gpu_cuts_chunks_for_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(total_memory=2**37)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+
+    def room() -> int:
+        ours = clients(mlp(), records())
+        ours.__dict__["_rng"] = torch.Generator()  # as it has on a GPU
+        return ours._room
+
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0, raising=False)
+    assert room() == 2**30
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.8 / 10)
+    assert room() == pytest.approx(0.08 * 2**30, abs=1)
+    monkeypatch.delattr(torch.cuda, "get_per_process_memory_fraction")  # which older versions of torch do not have
+    assert room() == 2**30
 
 
 @pytest.mark.parametrize("chunk", [1, 600, 10**9])
