@@ -12,7 +12,7 @@ from torch import Tensor
 
 Results = tuple[Tensor, Tensor, Tensor | None]  # the last only where it was asked for
 Function = Callable[..., Results]
-_Recording = tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Results]
+_Recording = tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Results, Function]  # whose tensors a replay reads
 
 _MOST = 64  # graphs that are kept: each holds on to its inputs and results
 
@@ -39,7 +39,7 @@ class Graphs:
                 return function(*inputs)
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             self._recorded[whole] = _record(function, rng, inputs, self._pool)
-        graph, places, results = self._recorded[whole]
+        graph, places, results, _ = self._recorded[whole]
         for place, one in zip(places, inputs, strict=True):
             place.copy_(one, non_blocking=True)
         graph.replay()
@@ -59,4 +59,4 @@ def _record(function: Function, rng: torch.Generator, inputs: tuple[Tensor, ...]
     graph.register_generator_state(rng)
     with torch.cuda.graph(graph, pool=pool):
         results = function(*places)
-    return graph, places, results
+    return graph, places, results, function

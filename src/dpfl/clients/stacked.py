@@ -55,7 +55,7 @@ from dpfl.streams import Streams, device_generator, layer_randomness
 # A cohort draws chunk by chunk, so these numbers are part of what a seed means: another cut draws other batches.
 # On the CPU a chunk of several clients holds at most this many numbers (16 MiB of float32), which a core keeps near. A
 # client that is larger comes alone, with at most three times as many at a time: of much more the allocator would give
-# the memory back after each step, and ask for it again. A GPU is given a part of its memory, which others may share.
+# the memory back after each step, and ask for it again. On a GPU it is a part of the memory that this process may have.
 _CPU_CHUNK = 2**22
 _CPU_BLOCK = 3 * _CPU_CHUNK
 _TINY = 2**18
@@ -384,7 +384,12 @@ class StackedClients:
         return torch.stack(sums)
 
     def _with(self, streams: Streams) -> "StackedClients":
-        """Return the same clients, who draw from other streams."""
+        """Return the same clients, who draw from other streams.
+
+        Recorded steps, which they share, know one pool of records and one generator: those are made before the copy.
+        """
+        if self._layers is not None:
+            _ = self._pool, self._rng
         other = copy.copy(self)
         other.streams = streams
         other._loop = ReferenceClients(self.model, self.records, streams, vectorised=self._loop.vectorised)
@@ -438,7 +443,7 @@ class StackedClients:
             return self._given_room
         if self._rng is None:
             return _CPU_CHUNK
-        return int(torch.cuda.get_device_properties(self._pool.device).total_memory) // 4 // _GPU_SHARE
+        return _room_on_gpu(self._pool.device)
 
     @property
     def _waste(self) -> float:
@@ -462,6 +467,13 @@ class StackedClients:
     def _cores(self) -> Cores:
         assert self._layers is not None
         return Cores(self._layers)
+
+
+def _room_on_gpu(device: torch.device) -> int:
+    """Return how many numbers a chunk may hold: a part of the memory, or of what of it this process was limited to."""
+    limit = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # older versions of torch do not tell
+    share = 1.0 if limit is None else limit(device)
+    return int(share * torch.cuda.get_device_properties(device).total_memory) // 4 // _GPU_SHARE
 
 
 def _no_noise(values: Tensor, sizes: Tensor) -> Tensor:

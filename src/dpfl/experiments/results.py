@@ -270,7 +270,7 @@ class Results:
         }
 
     def _summary(self) -> list[dict[str, Any]]:
-        """Return each row's best and worst beside the paper's, where the paper prints those."""
+        """Return each row's best and worst beside the paper's, where the paper prints those and all of it is tried."""
         printed, experiment = self.experiment.printed, self.experiment
         if not printed.best:
             return []
@@ -284,7 +284,7 @@ class Results:
                     for column in experiment.columns
                     if (estimate := getattr(self.places[row.label, column.label], side)) is not None
                 }
-                if not found:
+                if len(found) < len(experiment.columns):  # what is not tried could be best
                     line[side] = None
                     continue
                 best, worst = (min, max) if lower else (max, min)

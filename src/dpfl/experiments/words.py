@@ -67,7 +67,7 @@ def _summary(plain: dict[str, Any]) -> list[list[str]]:
 
 def _extreme(found: dict[str, Any] | None, key: str, side: str) -> str:
     if found is None:
-        return "not tried"
+        return "not all tried"
     value = found[key]
     if side == "paper":
         return "" if value is None else f"{value:g}"

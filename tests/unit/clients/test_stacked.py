@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 from conformance.asking import request, sum_of, uploads_of
 from dpfl.clients import stacked
+from dpfl.clients.pool import Pool
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
 from dpfl.clients.uploads import Separate, Summed
@@ -260,6 +262,25 @@ def test_a_sum_repeats_and_differs_from_round_to_round() -> None:
     assert len({float(one.sum()) for one in (total(1), total(2), total(1, seed=1))}) == 3
 
 
+def test_trainings_in_turn_are_what_each_is_alone_and_look_at_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool of its own is gone when a GPU replays what it recorded with it."""
+    model, order = mlp(), paid(mixed(SAMPLED["noise on steps"]))  # of unlike kinds, so that they cannot be one cohort
+    alone = [clients(model, records(), seed=seed) for seed in (1, 2)]
+    wanted = [torch.stack([sum_of(one, order, model.vector(), at, WEIGHTS) for one in alone]) for at in (1, 2)]
+    made: list[int] = []
+
+    def pool(data: tuple[Records, ...]) -> Pool:
+        made.append(len(data))
+        return Pool(data)
+
+    monkeypatch.setattr(stacked, "Pool", pool)
+    ours = clients(model, records())
+    for at, totals in enumerate(wanted, start=1):
+        asked = [request(order, model.vector(), at, WEIGHTS)] * 2
+        assert_close(ours.repeat(asked, [Streams(1), Streams(2)]), totals)
+    assert made == [len(SIZES)]
+
+
 def test_a_sampled_sum_is_right_on_average() -> None:
     # One step is linear in who was sampled: the mean over many rounds is the step over all records.
     model, data = mlp(), records(sizes=(20, 20))
@@ -291,6 +312,23 @@ def test_memory_changes_nothing(chunk: int, block: int, monkeypatch: pytest.Monk
         assert_close(rows(uploads_of(clients(model, data), order, model.vector(), 1)), expected)
     again = sum_of(clients(model, data), paid(ORDERS["records clipped"]), model.vector(), 1, WEIGHTS)
     assert_close(again, total)
+
+
+def test_a_process_that_was_given_a_share_of_a_gpu_cuts_chunks_for_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(total_memory=2**37)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+
+    def room() -> int:
+        ours = clients(mlp(), records())
+        ours.__dict__["_rng"] = torch.Generator()  # as it has on a GPU
+        return ours._room
+
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0, raising=False)
+    assert room() == 2**30
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.8 / 10)
+    assert room() == pytest.approx(0.08 * 2**30, abs=1)
+    monkeypatch.delattr(torch.cuda, "get_per_process_memory_fraction")  # which older versions of torch do not have
+    assert room() == 2**30
 
 
 @pytest.mark.parametrize("chunk", [1, 600, 10**9])

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from conformance.asking import sum_of, uploads_of
+from conformance.asking import request, sum_of, uploads_of
 from dpfl.clients import draws
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
@@ -108,6 +108,20 @@ def test_recordings_of_several_kinds_share_their_memory_and_nothing_else() -> No
         for _ in range(3):  # recorded, replayed in turn
             for order, wanted in zip(orders, eager, strict=True):
                 assert torch.allclose(sums(order), wanted, atol=1e-6)
+
+
+def test_trainings_in_turn_are_what_each_is_alone() -> None:
+    """Clients who take unlike numbers of steps are no one cohort: recorded steps serve one training after the other."""
+    model, records = problem("mlp")
+    capable, weights = capabilities_of(model, records[1]), dict.fromkeys(range(4), 0.25)
+    orders = {at: Charged(replace(NOISY, steps=2 + at % 2), size) for at, size in enumerate(SIZES)}
+    with products("float32"):
+        alone = [StackedClients(model, records, Streams(seed), capabilities=capable) for seed in (1, 2)]
+        together = StackedClients(model, records, Streams(3), capabilities=capable)
+        for at in range(6):  # eager, recorded, replayed
+            asked = [request(orders, model.vector(), at, weights)] * 2
+            wanted = torch.stack([sum_of(one, orders, model.vector(), at, weights) for one in alone])
+            assert torch.allclose(together.repeat(asked, [Streams(1), Streams(2)]), wanted, atol=1e-6)
 
 
 @each("name", ["mlp", "femnist-cnn-small", "ali-cnn"])

@@ -170,6 +170,20 @@ def test_a_place_that_is_not_trained_is_left_out_and_said(twice: Experiment, tmp
     assert "1 of 4 places are not tried yet; claims are judged on the others." in markdown(partly)
 
 
+def test_a_rows_best_is_not_told_before_all_of_it_is_tried(twice: Experiment, tmp_path: Path) -> None:
+    printed = "[printed]\nbest_at = [2, 4]\nbest = [0.7, 0.3]\n\n[ours]"
+    one = alike(twice, tmp_path, TWICE.replace("[ours]", printed), "printed")
+    store = Store(tmp_path / "part")
+    keys = [job.cell.key for job in jobs_of(one, 1)]
+    store.records.update({key: record(key, [1.0, 2.0], "paper") for key in keys[1:]})
+    little, much = Results(one, store, seed=1).to_dict()["summary"]
+    assert little["ours"] is None
+    assert much["ours"]["best"] == 1.5
+    shown = markdown(Results(one, store, seed=1))
+    assert "| little | not all tried | 2 | not all tried | 0.7 |" in shown
+    assert "| much | 2 | 4 | 1.5 | 0.3 |" in shown
+
+
 # The tally.
 
 

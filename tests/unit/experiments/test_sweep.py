@@ -1,6 +1,7 @@
 """Cells are trained once, kept as they are done, and found again."""
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -275,23 +276,37 @@ def test_what_a_budget_changes_in_a_round_stands_alone() -> None:
         assert replace(given, **change).course is None
 
 
+FULL: dict[str, type[Exception]] = {"memory": torch.OutOfMemoryError, "a library's": RuntimeError}
+
+
 def cramped(these: Sequence[Cell], device: str) -> list[dict[str, object]]:
     """Stand in for a training that fills a GPU's memory, so that no other finds room beside it."""
-    room = Path(device)
+    room = Path(os.environ["ROOM"])
     try:
         room.mkdir()
     except FileExistsError:
-        raise torch.OutOfMemoryError from None
+        raise FULL[os.environ["SAID"]] from None
     time.sleep(0.3)
     room.rmdir()
     return [{"key": cell.key} for cell in these]
 
 
-def test_cells_that_find_no_room_beside_others_are_trained_again_fewer_at_a_time(
-    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def begin_without_a_gpu(threads: int, share: float | None) -> None:
+    """Stand in for the beginning of a process, and write down what share of the memory it may have."""
+    with Path(os.environ["ROOM"] + " shares").open("a", encoding="utf-8") as file:
+        file.write(f"{share}\n")
+
+
+@pytest.mark.parametrize("said", FULL)
+def test_what_ends_a_training_on_a_full_gpu_is_tried_again_fewer_at_a_time(
+    said: str, experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    room, shares = tmp_path / "room", tmp_path / "room shares"
+    monkeypatch.setenv("ROOM", str(room))
+    monkeypatch.setenv("SAID", said)
     monkeypatch.setattr(sweeping, "perform", cramped)
     monkeypatch.setattr(sweeping, "as_device", lambda device: None)
+    monkeypatch.setattr(sweeping, "_begin_process", begin_without_a_gpu)
     todo, store, seen = missing([experiment], Store(tmp_path), 1)[:4], Store(tmp_path), []
     counts: list[int] = []
     outcomes = sweeping._outcomes
@@ -301,14 +316,31 @@ def test_cells_that_find_no_room_beside_others_are_trained_again_fewer_at_a_time
         return outcomes(trainings, device, processes, threads)
 
     monkeypatch.setattr(sweeping, "_outcomes", counting)
-    sweep(todo, store, device=str(tmp_path / "room"), processes=2, on_done=lambda *told: seen.append(told[2:]))
+    sweep(todo, store, device="cuda", processes=2, on_done=lambda *told: seen.append(told[2:]))
     assert set(store.records) == {job.cell.key for job in todo}
     assert seen == [(at + 1, 4) for at in range(4)]
     assert counts == [2, 1]
+    assert shares.read_text(encoding="utf-8").split() == ["0.4"] * 2  # which leaves a fifth to all that is beside
 
-    (tmp_path / "room").mkdir()  # taken for good
-    with pytest.raises(torch.OutOfMemoryError):
-        sweep(todo[:1], store, device=str(tmp_path / "room"))
+    room.mkdir()  # taken for good
+    with pytest.raises(FULL[said]):
+        sweep(todo[:1], store, device="cuda")
+
+
+def test_what_ends_a_training_elsewhere_is_said_at_once(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "room").mkdir()
+    monkeypatch.setenv("ROOM", str(tmp_path / "room"))
+    monkeypatch.setenv("SAID", "a library's")
+    monkeypatch.setattr(sweeping, "perform", cramped)
+    monkeypatch.setattr(sweeping, "_begin_process", begin_without_a_gpu)
+    todo, store = missing([experiment], Store(tmp_path), 1)[:4], Store(tmp_path)
+    for processes in (1, 2):
+        with pytest.raises(RuntimeError):
+            sweep(todo, store, processes=processes)
+    assert not store.records
+    assert set((tmp_path / "room shares").read_text(encoding="utf-8").split()) == {"None"}
 
 
 HISTORY = {"round": [2, 4, 6], "loss": [3.0, None, 1.0], "accuracy": [0.1, 0.2, 0.3], "local_steps": [1, 5, 2]}
