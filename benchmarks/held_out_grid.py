@@ -31,7 +31,6 @@ _STEPS = tuple(2.0**k for k in range(-4, 5))  # lr·clip, the longest way that a
 _CLIPS = tuple(2.0**k for k in range(-2, 3))
 _WIDENINGS = 4  # times that a grid whose best point is at its edge is widened, by two factors of 2
 _GAIN = 0.01  # part by which an edge must be better than what is inside, for what lies beyond to be looked at
-_SEEDS, _AGAIN, _FRESH = 3, 12, 8  # trainings a point: in the grid, of its best ones, and of the best ones of those
 _BEST, _BEST_OF_THOSE = 24, 2
 _FRESH_SEED = 2  # of the last trainings
 
@@ -63,7 +62,7 @@ def search_grid(problem: Problem, name: str, tell: Callable[[str], None]) -> dic
     """Train the whole grid of a problem at every ε, and the system's defaults; return plain data for JSON."""
     started = time.perf_counter()
     federation = problem.load()
-    seeds, more, fresh = (problem.times * count for count in (_SEEDS, _AGAIN, _FRESH))
+    seeds, more, fresh = problem.trainings
     grid, again = Grid(federation, seeds=range(seeds)), Grid(federation, seeds=range(seeds, seeds + more))
     cases = {}
     for epsilon in EPSILONS:

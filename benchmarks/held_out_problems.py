@@ -40,14 +40,15 @@ _RATES = (5, 25)  # percent a year; the target is scaled by it to [−1, 1]
 class Problem:
     """A federation, and the δ that is usual for so many records.
 
-    times: how many times as often as others it is trained: where records are few, luck is great and trainings short.
+    trainings: with how many seeds each point of the grid is trained, each of its best ones again, and the best of those
+        in the end: with more where records are few, since luck is great there and trainings are short.
     """
 
     name: str
     title: str
     delta: float
     load: Callable[[], Federation]
-    times: int = 1
+    trainings: tuple[int, int, int] = (3, 12, 8)
 
 
 def heart() -> Federation:
@@ -90,9 +91,9 @@ def loans_in_percent() -> Federation:
 PROBLEMS = {
     problem.name: problem
     for problem in (
-        Problem("heart", "heart, 4 hospitals", 1e-3, heart, times=8),
+        Problem("heart", "heart, 4 hospitals", 1e-3, heart, trainings=(24, 96, 64)),
         Problem("adult", "Adult, 8 sites by age", 1e-5, adult),
-        Problem("digits", "digits, 10 clients by class", 1e-4, digits),
+        Problem("digits", "digits, 10 clients by class", 1e-4, digits, trainings=(3, 24, 32)),
         Problem("loans", "loans, 100 lenders by rate", 1e-5, loans),
         Problem("loans-in-percent", "loans in percent, 100 lenders by rate", 1e-5, loans_in_percent),
     )
