@@ -18,6 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def judge(problem: Problem, kept: Mapping[str, Any], options: argparse.Namespace
         regret = loss / least - 1
         yield {
             "problem": problem.name, "epsilon": epsilon,
-            "planned": {name: getattr(system, name) for name in NUMBERS}, "loss": summary(losses),
+            "planned": {name: getattr(system, name) for name in NUMBERS}, "besides": _besides(system, usual),
+            "loss": summary(losses),
             "best": {name: best[name] for name in NUMBERS}, "best_loss": summary(_losses(best)),
             "defaults_loss": summary(defaults), "untrained_loss": kept["untrained"],
             "regret": finite(regret), "within": regret <= _WITHIN,
@@ -106,6 +108,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     before = None
     for row in rows:
         plan, best = (", ".join(f"{row[key][name]:.3g}" for name in NUMBERS) for key in ("planned", "best"))
+        plan += "".join(f", {name} = {value}" for name, value in row["besides"].items())
         cells = (
             "" if row["problem"] == before else PROBLEMS[row["problem"]].title, f"{row['epsilon']:g}", plan,
             _written(row["loss"]), best, _written(row["best_loss"]),
@@ -147,6 +150,12 @@ def valley(problem: str, kept: Mapping[str, Any]) -> str:
         lines += [f"- {name} alone: {_slice(case['points'], here, of)}" for name, of in _OF_POINTS.items()]
         lines.append("")
     return "\n".join(lines)
+
+
+def _besides(system: PrivateSystem[Any], usual: PrivateSystem[Any]) -> dict[str, Any]:
+    """Return what a plan chose that the grid does not vary."""
+    names = [one.name for one in fields(system) if one.name not in NUMBERS]
+    return {name: getattr(system, name) for name in names if getattr(system, name) != getattr(usual, name)}
 
 
 def _profile(points: Sequence[Any], of: Callable[[Sequence[Any]], float], least: float) -> str:
