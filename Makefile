@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-claims results tables lint types unit format lock clean
 
+# Four real hospitals: planned from public facts, trained, certified, reported.
 demo: $(VENV)/.installed
-	$(BIN)/dpfl run udp --data digits --clients 20 --epsilon 8 --delta 1e-3 --seed 1 --out runs/demo --force
+	$(BIN)/dpfl run udp --data heart --epsilon 1 --delta 1e-3 --plan --seed 1 --out runs/demo --force
+	$(BIN)/dpfl certificate runs/demo --brief
 	$(BIN)/dpfl report runs/demo
 
 test: lint types unit

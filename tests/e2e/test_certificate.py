@@ -65,6 +65,16 @@ def test_in_words_it_says_that_it_was_computed_anew(kind: str, copied: Copied) -
     assert "\n\ncomputed anew from the ledger, and as the run wrote it; its chain of hashes is whole.\n" in done.stdout
 
 
+def test_in_brief_it_says_only_that(copied: Copied) -> None:
+    folder = copied("tight")
+    whole, brief = (dpfl("certificate", str(folder), *more, cwd=folder).stdout for more in ([], ["--brief"]))
+    assert brief.startswith("certificate computed anew from the ledger, and as the run wrote it; its chain")
+    assert " ".join(brief.split()) == "certificate " + " ".join(whole.rpartition("\n\n")[2].split())
+    stored = folder / run_folder.CERTIFICATE
+    stored.write_text(stored.read_text().replace('"epsilon": 8', '"epsilon": 7'))
+    assert dpfl("certificate", str(folder), "--brief", cwd=folder).returncode == 2
+
+
 def test_the_words_are_those_of_the_run(copied: Copied) -> None:
     folder = copied("paper")
     done = dpfl("certificate", "elsewhere", cwd=folder.parent)  # a path relative to where one stands

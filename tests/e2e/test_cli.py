@@ -179,7 +179,7 @@ def test_help_is_worth_reading(command: list[str], tmp_path: Path) -> None:
         ("account", ["--noise-multiplier", "--steps", "--epsilon", "--delta", "--sampling-rate", "--mechanism"]),
         ("account", ["--sampling", "--json", "gaussian|laplace", "poisson|fixed"]),
         ("ledger", ["RUN_OR_FILE", "--new", "--grant", "--delta", "--client", "--unit", "--currency", "--json"]),
-        ("certificate", ["RUN_DIR", "--json"]),
+        ("certificate", ["RUN_DIR", "--brief", "--json"]),
         ("run", ["--ledger", "--json"]),
     ],
 )

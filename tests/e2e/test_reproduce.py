@@ -81,6 +81,17 @@ def test_the_list_shows_what_each_would_cost(tmp_path: Path) -> None:
     assert all(one["seconds"] > 0 and one["cells"] > 0 for one in listed["experiments"])
 
 
+def test_four_hospitals_stand_beside_flamby_s_figures(tmp_path: Path) -> None:
+    done = dpfl("reproduce", "four-hospitals", "--processes", "1", "--out", "r", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("\n") == 5  # a line a cell: ε = 1 and 10 in either currency, and one without privacy
+    assert "Mean of the sites' test accuracies in %, mean of 2 repetitions ± standard error." in done.stdout
+    assert done.stdout.count("|  | paper | 70.15 ± 1.96 | 69.81 ± 1.92 |\n|  | true ε | 1 | 10 |") == 2
+    for private in ("one record, added or removed (`dpsgd-fedavg`)", "one record, replaced by any other (`udp`)"):
+        assert private in done.stdout
+    assert len(list((tmp_path / "r").glob("four-hospitals-*.png"))) == 3
+
+
 @each(
     ("args", "says"),
     [

@@ -24,6 +24,7 @@ _DATA: dict[str, tuple[int, tuple[int, ...], int | None]] = {
     "cifar10": (20_000, (3, 32, 32), 10),
     "adult": (32_561, (100,), 2),
     "lending-club": (34_000, (10,), None),
+    "heart": (486, (13,), 2),
 }
 _WRITERS = 224  # of FEMNIST, that are clients where each writer is one
 _CORE, _GPU = 5e10, 1.5e13  # floating-point operations a second, as trainings of small models reach them

@@ -29,7 +29,7 @@ MEASURES = {
     "loss": "mean loss on the test split",
     "accuracy": "accuracy on the test split in %",
     "best_accuracy": "accuracy on the test split in % after the round that is best on it",
-    "site_accuracy": "accuracy on each site's own test records in %, mean over sites",
+    "site_accuracy": "mean of the sites' test accuracies in %",
     "rounds": "rounds that were used",
     "local_steps": "local steps in the round",
     "distinctness": "how much what the model takes for each class looks like it (correlation)",
@@ -62,6 +62,7 @@ class Printed:
     """What the paper prints; NaN where it prints nothing."""
 
     cells: tuple[tuple[float, ...], ...] = ()  # by row and column
+    errors: tuple[tuple[float, ...], ...] = ()  # their standard errors, where they are known
     best_at: tuple[float, ...] = ()  # by row: the column with the best value,
     best: tuple[float, ...] = ()  # that value,
     worst: tuple[float, ...] = ()  # and the worst one
@@ -86,6 +87,7 @@ class Experiment:
     differs: tuple[str, ...]  # from the paper
     fresh_data: bool  # whether each repetition shares the data out anew
     log: bool  # whether a plot of it wants a logarithmic axis
+    log_across: bool  # and one for what the columns are
     order: int  # among the paper's, on its page
     base: Mapping[str, Any]
     last: Mapping[str, Any]  # what the smoke scale sets, whatever rows and columns say

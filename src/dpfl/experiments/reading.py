@@ -16,7 +16,7 @@ from dpfl.options import fit, read_toml
 
 _KEYS = {
     "title", "shows", "measure", "repetitions", "down", "across", "differs", "fresh_data", "rows", "columns", "base",
-    "at_true", "smoke", "printed", "claims", "plan", "log", "order", "own", "reading", "ours",
+    "at_true", "smoke", "printed", "claims", "plan", "log", "log_across", "order", "own", "reading", "ours",
 }  # fmt: skip
 _OF_OURS = {"reading", "differs", "repetitions", "rows", "columns", "base", "at_true", "smoke", "fresh_data"}
 _OF_A_LINE = {"label", "measure", "search", "at_true", "at_round", "by_column"}
@@ -126,8 +126,9 @@ def _read(
         reading=fit("reading", table.get("reading", ""), str),
         differs=fit("differs", table.get("differs", []), tuple[str, ...]),
         fresh_data=bool(table.get("fresh_data", False)), log=bool(table.get("log", False)),
-        order=int(table.get("order", 0)), base=table["base"], last=last, at_true=table.get("at_true", {}),
-        plan=table.get("plan", {}), rows=tuple(_cut(rows[at], chosen_columns) for at in chosen_rows),
+        log_across=bool(table.get("log_across", False)), order=int(table.get("order", 0)), base=table["base"],
+        last=last, at_true=table.get("at_true", {}), plan=table.get("plan", {}),
+        rows=tuple(_cut(rows[at], chosen_columns) for at in chosen_rows),
         columns=tuple(columns[at] for at in chosen_columns),
         printed=_part(printed, chosen_rows, chosen_columns), claims=claims,
     )  # fmt: skip
@@ -179,21 +180,30 @@ def _cut(row: Line, columns: Sequence[int]) -> Line:
 
 
 def _printed(table: Any, rows: Sequence[Line], columns: Sequence[Line], refuse: Any) -> Printed:
-    cells = tuple(tuple(float(value) for value in row) for row in table.get("cells", []))
-    if cells and (len(cells) != len(rows) or {len(row) for row in cells} != {len(columns)}):
-        raise refuse("printed.cells", f"{len(rows)} rows of {len(columns)} numbers", table["cells"])
+    def by_place(key: str) -> tuple[tuple[float, ...], ...]:
+        values = tuple(tuple(float(value) for value in row) for row in table.get(key, []))
+        if values and (len(values) != len(rows) or {len(row) for row in values} != {len(columns)}):
+            raise refuse(f"printed.{key}", f"{len(rows)} rows of {len(columns)} numbers", table[key])
+        return values
+
+    cells, errors = by_place("cells"), by_place("errors")
+    if errors and not cells:
+        raise refuse("printed.errors", "those of printed.cells, or left out", table["errors"])
     by_row = {key: tuple(map(float, table.get(key, []))) for key in ("best_at", "best", "worst")}
     for key, values in by_row.items():
         if values and len(values) != len(rows):
             raise refuse(f"printed.{key}", f"{len(rows)} numbers, one a row", list(values))
-    return Printed(cells, **by_row)
+    return Printed(cells, errors, **by_row)
 
 
 def _part(printed: Printed, rows: Sequence[int], columns: Sequence[int]) -> Printed:
-    cells = tuple(tuple(printed.cells[row][column] for column in columns) for row in rows) if printed.cells else ()
+    cells, errors = (
+        tuple(tuple(whole[row][column] for column in columns) for row in rows) if whole else ()
+        for whole in (printed.cells, printed.errors)
+    )
     by_row = {
         one.name: tuple(getattr(printed, one.name)[row] for row in rows) if getattr(printed, one.name) else ()
         for one in fields(Printed)
-        if one.name != "cells"
+        if one.name not in ("cells", "errors")
     }
-    return Printed(cells, **by_row)
+    return Printed(cells, errors, **by_row)

@@ -38,7 +38,7 @@ class Entry:
     chosen: dict[str, Any]  # by a search, for `ours`
     privacy: dict[str, Any] | None  # of `ours`
     at_true_privacy: dict[str, Any] | None
-    paper: float | None
+    paper: Estimate | None
     training: tuple[str, int | None]  # of `ours`: the cell, and the round at which it was looked at
     true_training: tuple[str, int | None]
 
@@ -76,12 +76,17 @@ class Results:
         self.our_reading = None if experiment.ours is None else Results(experiment.ours, store, seed=seed)
 
     def _place(self, store: Store, row: Line, column: Line, at: tuple[int, int]) -> Entry:
-        cells = self.experiment.printed.cells
-        paper = cells[at[0]][at[1]] if cells else math.nan
         ours, chosen, privacy, training = self._found(store, row, column, at_true=False)
         at_true, _, true_privacy, true_training = self._found(store, row, column, at_true=True)
-        printed = None if math.isnan(paper) else paper
-        return Entry(ours, at_true, chosen, privacy, true_privacy, printed, training, true_training)
+        return Entry(ours, at_true, chosen, privacy, true_privacy, self._printed(*at), training, true_training)
+
+    def _printed(self, down: int, across: int) -> Estimate | None:
+        """Return what the paper prints at one place; without a standard error of its own it counts as exact."""
+        cells, errors = self.experiment.printed.cells, self.experiment.printed.errors
+        if not cells or math.isnan(cells[down][across]):
+            return None
+        error = errors[down][across] if errors else math.nan
+        return Estimate(cells[down][across], 0.0 if math.isnan(error) else error)
 
     def _found(
         self, store: Store, row: Line, column: Line, *, at_true: bool
@@ -156,8 +161,8 @@ class Results:
             return place.at_true if at_true else place.ours
 
         def printed(row: str, column: str) -> Estimate | None:
-            paper = self.places[row, column].paper
-            return None if paper is None else Estimate(paper)
+            place = self.places.get((row, column))  # a smaller scale leaves some out
+            return None if place is None else place.paper
 
         where = {column.label: math.nan if column.x is None else column.x for column in experiment.columns}
         lower = LOWER_IS_BETTER.get(experiment.measure, True)
@@ -228,6 +233,7 @@ class Results:
             "down": one.down,
             "across": one.across,
             "log": one.log,
+            "log_across": one.log_across,
             **self._as_read(),
             "our_reading": None if self.our_reading is None else self.our_reading._as_read(),
             "claims": [_claim(verdicts) for verdicts in self.verdicts()],
@@ -259,7 +265,7 @@ class Results:
             "column": column.label,
             "x": column.x,
             **_plain("ours", place.ours),
-            "paper": place.paper,
+            **_plain("paper", place.paper),
             "claimed_epsilon": privacy and privacy["claimed"],
             "true_epsilon": privacy and privacy["true"],
             "epsilon_with_papers_sensitivity": privacy and privacy["with_papers_sensitivity"],

@@ -87,7 +87,7 @@ def _places(results: Results) -> list[list[str]]:
             words = (", ".join(f"{key} = {value}" for key, value in place.chosen.items()) for place in places)
             lines.append(["", "chosen", *words])
         if any(place.paper is not None for place in places):
-            lines.append(["", "paper", *("" if place.paper is None else f"{place.paper:g}" for place in places)])
+            lines.append(["", "paper", *(_as_printed(place.paper) for place in places)])
         if any(place.privacy for place in places):
             lines.append(["", "true ε", *(_epsilon(place.privacy) for place in places)])
             if any(place.privacy and place.privacy["with_papers_sensitivity"] for place in places):
@@ -99,6 +99,14 @@ def _places(results: Results) -> list[list[str]]:
         elif any(place.at_true not in (None, place.ours) for place in places):
             lines.append(["", "with true noise", *(shown(place.at_true) for place in places)])
     return lines
+
+
+def _as_printed(paper: Estimate | None) -> str:
+    """Print what the paper prints, to its own digits."""
+    if paper is None or paper.error == 0:
+        return "" if paper is None else f"{paper.mean:g}"
+    digits = max(len(f"{number:g}".partition(".")[2]) for number in (paper.mean, paper.error))
+    return f"{paper.mean:.{digits}f} ± {paper.error:.{digits}f}"
 
 
 def _epsilon(privacy: dict[str, Any] | None, key: str = "true") -> str:

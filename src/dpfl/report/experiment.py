@@ -59,9 +59,14 @@ def draw(plain: Mapping[str, Any], path: Path) -> None:
             )  # fmt: skip
             printed = [(x + shift, one["paper"]) for x, one in zip(xs, found, strict=True) if one["paper"] is not None]
             if printed:
-                axes.plot(*zip(*printed, strict=True), linestyle="none", marker="x", markersize=6, color=colour)
+                between = ":" if numeric else "none"
+                axes.plot(*zip(*printed, strict=True), between, marker="x", markersize=6, linewidth=0.9, color=colour)
         if plain["log"]:
             axes.set_yscale("log")
+        if plain["log_across"] and numeric:
+            axes.set_xscale("log")
+            axes.set_xticks(*zip(*dict.fromkeys((one["x"], one["column"]) for one in places), strict=True))
+            axes.minorticks_off()
         if not numeric:
             axes.set_xticks(range(len(columns)), columns, rotation=20, ha="right", fontsize=8)
         axes.set_xlabel(plain["across"])

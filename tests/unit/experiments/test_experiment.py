@@ -110,6 +110,7 @@ def test_papers_printed_numbers_are_those_of_their_tables(at_paper_scale: list[E
     assert by_name["dp-fedavg-table-4"].printed.best_at[1:] == (24, 12, 12, 2)
     assert by_name["dp-fedavg-table-3"].printed.best_at == (12, 3, 2, 1)
     assert by_name["fedsgd-dpc-table-1"].printed.cells[0] == (5, 32, 67)
+    assert by_name["four-hospitals-add-remove"].printed.cells[2] == (62.92, 70.15, 69.97, 69.81, 69.95)
 
 
 def test_rows_and_columns_change_the_config(tmp_path: Path) -> None:
@@ -152,6 +153,14 @@ def test_the_smoke_scale_sets_what_it_says_last(tmp_path: Path) -> None:
     assert one.printed.cells == ((1.0, 2.0),)
 
 
+def test_a_scale_cuts_what_is_printed_with_its_errors(tmp_path: Path) -> None:
+    errors = "[printed]\nerrors = [[0.1, 0.2], [nan, 0.4]]"
+    text = TINY.replace("[printed]", errors).replace('rows = ["little"]', 'rows = ["little"]\ncolumns = [4]')
+    assert load(written(tmp_path, text), "paper").printed.errors[0] == (0.1, 0.2)
+    small = load(written(tmp_path, text), "smoke").printed
+    assert (small.cells, small.errors) == (((2.0,),), ((0.2,),))
+
+
 def test_keys_tell_apart_what_makes_a_difference(tmp_path: Path) -> None:
     one = load(written(tmp_path), "paper")
     cells = [
@@ -170,7 +179,9 @@ def test_keys_tell_apart_what_makes_a_difference(tmp_path: Path) -> None:
     [
         ('measure = "accuracy"', 'measure = "beauty"', "measure of experiment 'tiny' must be one of loss, accuracy"),
         ('title = "digits"', 'tittle = "digits"', "tittle of experiment 'tiny' must be left out"),
-        ("[[1.0, 2.0], [nan, 4.0]]", "[[1.0, 2.0]]", "must be 2 rows of 2 numbers"),
+        ("[[1.0, 2.0], [nan, 4.0]]", "[[1.0, 2.0]]", "printed.cells of experiment 'tiny' must be 2 rows of 2 numbers"),
+        ("[printed]", "[printed]\nerrors = [[0.1, 0.1]]", "printed.errors of experiment 'tiny' must be 2 rows of 2"),
+        ("cells = [[1.0, 2.0], [nan, 4.0]]", "errors = [[1.0, 2.0], [3.0, 4.0]]", "must be those of printed.cells"),
         ('rows = ["little"]', 'rows = ["much"]', "smoke.rows of experiment 'tiny' must be labels among"),
         ('than = { row = "none" }', 'than = { row = "nobody" }', "claims.than.row of experiment 'tiny' must be one of"),
         ("lr = 1.0", "lrr = 1.0", "lrr must be a setting or an option of udp"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from dpfl.experiments.sweep import Job, jobs_of, missing, sweep
 from dpfl.systems.ali_dpfl import ALIDPFL
 from dpfl.systems.dpsgd_fedavg import DPSGDFedAvg
 from dpfl.systems.fedavg import FedAvg
+from grids import each
 
 TEXT = """
 title = "digits"
@@ -144,6 +146,26 @@ def test_results_stand_beside_the_paper_s(experiment: Experiment, tmp_path: Path
     assert "paper" in text
     assert f"`{found.command}`, seed 1, 20" in text
     assert (tmp_path / "tiny.png").stat().st_size > 5000
+
+
+@each(
+    ("printed", "error", "verdict", "shown"),
+    [(1.0, None, "held", "1"), (1.0, 500.0, "open", "1 ± 500"), (99.0, 0.25, "failed", "99.00 ± 0.25")],
+)
+def test_what_a_paper_prints_counts_with_its_standard_error(
+    printed: float, error: float | None, verdict: str, shown: str, tmp_path: Path
+) -> None:
+    text = TEXT[: TEXT.index("[printed]")].replace('"paper"', '"tight"') + f"[printed]\ncells = [[nan, {printed}]]\n"
+    text = re.sub("rows = .*?\n]", 'rows = [{ label = "much", epsilon = 30.0 }]', text, flags=re.DOTALL)
+    text += "" if error is None else f"errors = [[nan, {error}]]\n"
+    text += '[[claims]]\nsays = "ahead"\nless = "paper"\nthan = { column = 3 }\n'
+    path = tmp_path / "tiny.toml"
+    path.write_text(text, encoding="utf-8")
+    (found,) = reproduce([load(path, "paper")], tmp_path / "out", processes=1)
+    assert [one.verdict for one in found.judgements(at_true=True)] == [verdict]
+    assert f"|  | paper |  | {shown} |" in (tmp_path / "out" / "tiny.md").read_text()
+    place = found.to_dict()["rows"][1]
+    assert (place["paper"], place["paper_standard_error"]) == (printed, error or 0.0)
 
 
 def test_two_processes_find_what_one_finds(experiment: Experiment, tmp_path: Path) -> None:
