@@ -45,7 +45,8 @@ SETTINGS = {
 
 def checked(setting: Setting, epsilon: float) -> Check:
     parsed = config.parse(setting.table | {"epsilon": epsilon, "seed": 1})
-    task = Task(parsed, federation_of(parsed.settings), frozenset({"cohort"}), setting.most_rounds)
+    given = frozenset({"cohort", "lr", "clip", "averaged"})
+    task = Task(parsed, federation_of(parsed.settings), given, setting.most_rounds)
     plan = make(task, method="pilot", time_limit=120.0)
     return check(task, plan, seeds=setting.seeds)
 

@@ -1,4 +1,4 @@
-"""`dpfl plan`: how many rounds, local steps and clients a round, by how much noise, and why."""
+"""`dpfl plan`: how a budget is best spent, by how much noise, and why."""
 
 import json
 import sys
@@ -15,7 +15,9 @@ _EPILOG = """[bold]Examples[/bold]
 
 dpfl plan fedsgd-dpc --data digits --epsilon 3
 
-dpfl plan udp --epsilon 8 --method pilot --time-limit 60
+dpfl plan udp --epsilon 8 --time-limit 60
+
+dpfl plan fedsgd-dpc --sites hospitals/ --epsilon 1
 
 dpfl plan dp-fedavg --total-steps 120 --constants constants.toml --constant G=2.5
 
@@ -23,7 +25,7 @@ dpfl plan udp --epsilon 8 --check --seeds 5
 
 dpfl plan --recommend --clients 50 --epsilon 2 --max-rounds 100 --trusted nobody
 
-Numbers given here (--rounds, --local-steps, --cohort) are kept; the others are chosen.
+What is given here (--rounds, --local-steps, --cohort, --lr, --clip, …) is kept; the rest is chosen.
 """
 
 
@@ -43,8 +45,8 @@ def plan(
         str | None,
         typer.Option(
             metavar="bound|pilot",
-            help="By the paper's bound, or by trying on public records with the real noise."
-            r" \[default: bound; pilot with --recommend]",
+            help="By the paper's bound, or by trying with the real noise: on public records, or on made-up tasks of"
+            r" this shape where none are public. \[default: pilot]",
         ),
     ] = None,
     form: Annotated[
@@ -89,7 +91,7 @@ def plan(
     out: Annotated[Path | None, typer.Option(help="Folder for the plan; a new one below runs/ when left out.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose rounds, local steps and clients a round for a budget, and say why."""
+    """Choose rounds, local steps, cohort, learning rate, clip and averaging for a budget, and say why."""
     from dpfl import config, planning, run_folder
     from dpfl.planning.output import as_plain, save, text
     from dpfl.training import federation_of, settled

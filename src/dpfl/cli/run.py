@@ -24,7 +24,7 @@ dpfl run fedavg --partition dirichlet:0.5 --local-steps 5 --seed 7 --out runs/fi
 
 dpfl run runs/first/config.toml --out runs/again
 
-dpfl run fedsgd-dpc --epsilon 3 --plan --method pilot
+dpfl run fedsgd-dpc --epsilon 3 --plan
 
 dpfl run udp --data mnist --clients 50 --sizes 800 --model mlp --json
 
@@ -32,6 +32,7 @@ dpfl run fedsgd-dpc --sites hospitals/ --epsilon 1
 
 Exit code 0 = done, 2 = bad input (nothing is written), 3 = the privacy budget refused.
 """
+_PLANNING = 40.0  # seconds for a plan before a run; `dpfl plan` takes its time
 
 
 @app.command(cls=NamesSystems, epilog=_EPILOG, no_args_is_help=True)
@@ -48,7 +49,10 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Run folder; a new one below runs/ when left out.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the run that is in --out.")] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Choose the rounds, local steps and clients a round that are not given.")
+        bool,
+        typer.Option(
+            "--plan", help="Choose rounds, local steps, cohort, learning rate, clip and averaging where not given."
+        ),
     ] = False,
     method: Annotated[
         str | None, typer.Option(metavar="bound|pilot", help="How --plan chooses; see `dpfl plan`. \\[default: pilot]")
@@ -91,12 +95,14 @@ def run(
 def _planned(parsed: "Config", named: dict[str, Any], method: str | None) -> "Plan":
     """Plan what was not given, and say on stderr what was chosen and why."""
     from dpfl.planning import PLANNED, Task, make
+    from dpfl.planning.output import expected
     from dpfl.training import federation_of
 
     task = Task(parsed, federation_of(parsed.settings), frozenset(named) & set(PLANNED))
-    found = make(task, method=method or "pilot", on_trial=note)
+    found = make(task, method=method or "pilot", time_limit=_PLANNING, on_trial=note)
     chosen = ", ".join(f"{key} = {value}" for key, value in found.options.items() if value is not None)
-    print("\n".join([f"planned: {chosen}", *(f"  - {sentence}" for sentence in found.why)]), file=sys.stderr)
+    told = [f"planned: {chosen}", *(f"  - {sentence}" for sentence in found.why)]
+    print("\n".join([*told, *([expected(found)] if found.expected is not None else [])]), file=sys.stderr)
     return found
 
 

@@ -9,6 +9,7 @@ features, as in most real data, and means that tell the classes apart, or a slop
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +58,8 @@ def made_up(federation: Federation, *, streams: Streams, family: Sequence[Kind] 
             " left none: made-up ones would say nothing of them; name a public file, or hold some records back"
         )
     return tuple(
-        _task(kind, federation, streams.public.generator("made-up", client=number)) for number, kind in enumerate(family)
+        _task(kind, federation, streams.public.generator("made-up", client=number))
+        for number, kind in enumerate(family)
     )
 
 
@@ -70,7 +72,7 @@ def _task(kind: Kind, federation: Federation, rng: Generator) -> StandIn:
     source = f"made-up records in {len(sizes)} clients ({kind.name})"
     shape = federation.shape
 
-    def records(x: NDArray[np.float64], y: NDArray[np.float64]) -> Records:
+    def records(x: NDArray[np.float64], y: NDArray[Any]) -> Records:
         targets = torch.from_numpy(y)
         return Records(
             torch.from_numpy(x).float().reshape(-1, *shape),
@@ -81,13 +83,13 @@ def _task(kind: Kind, federation: Federation, rng: Generator) -> StandIn:
 
 
 def _sizes(sizes: Sequence[int]) -> list[int]:
-    """Return how many records the clients hold, in proportion where they are too many, and of a part where these are."""
+    """Return how many records the clients hold, in proportion and of some clients only, where they are too many."""
     few = list(sizes[: _MOST // _LEAST])
     part = min(1.0, _MOST / sum(few))
     return [max(min(_LEAST, size), round(part * size)) for size in few]
 
 
-Made = tuple[NDArray[np.float64], NDArray[np.float64]]
+Made = tuple[NDArray[np.float64], NDArray[Any]]
 
 
 def _classified(

@@ -59,12 +59,26 @@ def _numbers(plan: Plan, clients: int) -> str:
 
 
 def _measure(plan: Plan) -> str:
-    if plan.method == "pilot" or plan.best.bound is None:
-        return "chosen by a pilot on public records"
+    if plan.expected is not None:
+        where = "made-up tasks of this shape" if plan.expected["made_up"] else "public records"
+        return f"chosen by a pilot on {where}\n{expected(plan)}"
     what, in_loss = "the loss above its least value", ""
     if plan.of == "distance":
         what, in_loss = "the squared distance from the optimum", f", at most {plan.in_loss:.4g} in loss"
     return f"bound on {what}: {plan.best.bound:.4g}{in_loss} ({plan.form} form){_as_printed(plan)}"
+
+
+def expected(plan: Plan) -> str:
+    """Say what accuracy, or loss, a pilot makes one expect."""
+    assert plan.expected is not None
+    what, unit, factor = ("accuracy", " %", 100.0) if plan.expected["accuracy"] else ("loss", "", 1.0)
+    found = {key: value if value is None else factor * value for key, value in plan.expected[what].items()}
+    if found["mean"] is None:
+        return "to expect  no end: it diverged"
+    digits = ".1f" if unit else ".3g"
+    mean, low, high = (f"{found[key]:{digits}}" for key in ("mean", "low", "high"))
+    why = ": nobody knows how hard the real task is" if plan.expected["made_up"] else " in single trainings"
+    return f"to expect  {what} {mean}{unit}, from {low} to {high}{unit}{why}"
 
 
 def _as_printed(plan: Plan) -> str:

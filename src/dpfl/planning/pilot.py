@@ -168,7 +168,7 @@ def pilot(
     grid: list[Options] = [{}]
     for name, (low, high) in ranges.items():
         last = max(low, min(_FEW_ROUNDS, high)) if name == "rounds" and "lr" in scales else high
-        grid = [{**one, name: number} for one in grid for number in _rungs(low, last)]
+        grid = [{**one, name: number} for one in grid for number in ladder(low, last, factor=_COARSE)]
     grid = task.with_whole_turns(grid)
     if start is not None:
         grid.append({name: start[name] for name in ranges})
@@ -224,12 +224,6 @@ def _as_long(
             rate = _short(options["lr"] * options["rounds"] / rounds)
             found.append({**options, "rounds": rounds, "lr": rate})
     return found
-
-
-def _rungs(low: int, high: int) -> list[int]:
-    """Return coarse steps from the least to the most, none of them so close to the last that it says nothing new."""
-    rungs = ladder(low, high, factor=_COARSE)
-    return [number for number in rungs if number == high or 2 * number <= high or number == low]
 
 
 def _key(options: Options) -> tuple[tuple[str, Any], ...]:
@@ -302,7 +296,7 @@ class Stage:
             self.source = own.source
         else:
             self.tasks = made_up(task.federation, streams=streams)
-            self.source = f"{len(self.tasks)} made-up tasks of this shape, since no records are public"
+            self.source = f"{len(self.tasks)} made-up tasks of this shape (no records are public)"
         self.trials: dict[tuple[tuple[str, Any], ...], Trials] = {}
         self.untried: set[tuple[tuple[str, Any], ...]] = set()
         self.pace = 0.0  # seconds for one client's step, as measured
@@ -408,6 +402,7 @@ class Stage:
 
 def trials(stage: Stage, systems: Sequence[PrivateSystem[Any]], seed: int) -> list[Seen]:
     """Train each of these on every task with the real problem's noise; return what they reached on held-out records."""
+    reached: Sequence[Sequence[Tensor] | Tensor]
     if len(systems) > 1 and all(map(repeatable, systems)):
         reached = trained_together(stage, systems, seed)
     else:
@@ -432,7 +427,8 @@ def trained(stage: Stage, system: PrivateSystem[Any], seed: int, public: StandIn
     state = session.begin()
     for reached, _ in walk(session, state):
         state = reached
-    return state.model
+    found: Tensor = state.model
+    return found
 
 
 def trained_together(stage: Stage, systems: Sequence[PrivateSystem[Any]], seed: int) -> list[Tensor]:

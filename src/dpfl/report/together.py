@@ -12,7 +12,7 @@ CURRENCIES = {
     "client": "for all records of one client, replaced by any others",
 }
 
-NOTHING = "all of this together: ε = 0, since only public records were looked at, and how many each client holds"
+NOTHING = "all of this together: ε = 0, since of clients nothing was looked at but how many records each holds"
 _SIMULATION = "all of this together: a simulation, which runs on seeds: nobody's records were protected here"
 
 
