@@ -12,7 +12,9 @@ import torch
 
 from dpfl import training
 from dpfl.federation import Federation
-from dpfl.planning import Constants, by_bound
+from dpfl.planning import Constants, by_bound, pilot
+from dpfl.planning.pilot import Seen, Stage
+from dpfl.server.evaluation import Score
 from e2e.command_line import Done, dpfl
 from grids import each
 
@@ -23,7 +25,9 @@ CONSTANTS = Constants(
     strong_convexity=0.5, smoothness=2.0, polyak_lojasiewicz=0.4, gradient_bound=1.3, lipschitz=1.7, record_spread=0.8,
     divergence=0.6, dissimilarity=1.2, heterogeneity=0.3, initial_distance=5.0, initial_gap=3.0,
 )  # fmt: skip
-KNOWN = ("--constants", "known.toml")
+FROM_FILE = ("--constants", "known.toml")
+BOUND = ("--method", "bound")
+KNOWN = (*FROM_FILE, *BOUND)
 
 
 @pytest.fixture
@@ -70,7 +74,7 @@ def png_size(path: Path) -> tuple[int, int]:
 
 
 def test_a_plan_keeps_every_promise_and_can_be_run(tmp_path: Path) -> None:
-    done = dpfl("plan", "udp", *SMALL, "--max-rounds", "6", "--json", "--out", "p", cwd=tmp_path)
+    done = dpfl("plan", "udp", *SMALL, *BOUND, "--max-rounds", "6", "--json", "--out", "p", cwd=tmp_path)
     found = only_json(done)
     assert done.stderr == ""
     assert set(found) >= PROMISED | {"out"}
@@ -97,7 +101,7 @@ def test_a_plan_keeps_every_promise_and_can_be_run(tmp_path: Path) -> None:
         assert found["certificate"]["observers"][observer]["epsilon"] == pytest.approx(spent["epsilon"], rel=1e-6)
     assert run["history"][0]["noise_std"] == pytest.approx(found["noise"]["most_std"], rel=0.05)
     # Constants that were saved give the same plan, and the numbers survive to the last bit.
-    again = plan("udp", *SMALL, "--max-rounds", "6", "--constants", "p/constants.toml", cwd=tmp_path)
+    again = plan("udp", *SMALL, *BOUND, "--max-rounds", "6", "--constants", "p/constants.toml", cwd=tmp_path)
     same = PROMISED | {"noise", "certificate", "papers", "options"}
     assert {key: again[key] for key in same} == {key: found[key] for key in same}
     assert (tmp_path / again["out"]).parent == tmp_path / "runs"
@@ -163,7 +167,7 @@ def test_given_numbers_are_kept_and_forms_differ(folder: Path) -> None:
 
 @pytest.mark.usefixtures("no_estimates")
 def test_a_pilot_a_search_and_a_check(folder: Path) -> None:
-    command = ("udp", *SMALL, *KNOWN, "--lr", "0.5", "--max-rounds", "3", "--method", "pilot", "--time-limit", "2")
+    command = ("udp", *SMALL, *FROM_FILE, "--lr", "0.5", "--clip", "1", "--max-rounds", "3", "--time-limit", "2")
     done = dpfl(
         "plan", *command, "--search", "lr=0.25,0.5", "--check", "--seeds", "2", "--out", "p", "--json", cwd=folder
     )
@@ -193,7 +197,8 @@ def test_a_pilot_a_search_and_a_check(folder: Path) -> None:
 
 @pytest.mark.usefixtures("no_estimates")
 def test_a_pilot_may_search_words_and_show_them(folder: Path) -> None:
-    command = ("fedsgd-dpc", *SMALL, "--delta", "0.0001", *KNOWN, "--lr", "0.1", "--rounds", "2", "--set", "cohort=4")
+    command = ("fedsgd-dpc", *SMALL, "--delta", "0.0001", *FROM_FILE, "--lr", "0.1", "--rounds", "2", "--set", "cohort=4",
+               "--clip", "1")  # fmt: skip
     done = dpfl("plan", *command, "--method", "pilot", "--time-limit", "2", "--search",
                 "scheduling=round-robin,random", cwd=folder)  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -246,7 +251,8 @@ def test_one_system_is_recommended_by_a_tiny_pilot(tmp_path: Path) -> None:
 
 def test_run_with_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_bound, "estimate", lambda *_, **__: CONSTANTS)
-    done = dpfl("run", "udp", *SMALL, "--lr", "0.5", "--epsilon", "1", "--plan", "--json", "--out", "r", cwd=tmp_path)
+    planned = ("udp", *SMALL, "--lr", "0.5", "--plan", *BOUND, "--json")
+    done = dpfl("run", *planned, "--epsilon", "1", "--out", "r", cwd=tmp_path)
     found = only_json(done)
     assert set(found) >= {
         "system", "rounds", "steps_per_round", "accuracy", "loss", "seconds", "history", "certificate", "out",
@@ -262,19 +268,22 @@ def test_run_with_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     again = only_json(dpfl("run", "r/config.toml", "--json", "--out", "again", cwd=tmp_path))
     assert again["history"] == found["history"]
     # What is given stays; and a plan that is replaced by a run without one does not stay beside it.
-    kept = only_json(dpfl("run", "udp", *SMALL, "--lr", "0.5", "--rounds", "2", "--plan", "--json", cwd=tmp_path))
+    kept = only_json(dpfl("run", *planned, "--rounds", "2", cwd=tmp_path))
     assert (kept["rounds"], kept["plan"]["options"]) == (2, {})
 
 
 def test_a_forced_run_without_a_plan_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_bound, "estimate", lambda *_, **__: CONSTANTS)
     few = (*SMALL, "--lr", "0.5", "--rounds", "2", "--out", "r", "--json")
-    only_json(dpfl("run", "udp", *few, "--plan", cwd=tmp_path))
+    only_json(dpfl("run", "udp", *few, "--plan", *BOUND, cwd=tmp_path))
     only_json(dpfl("run", "udp", *few, "--force", cwd=tmp_path))
     assert not {"plan.json", "plan.png", "constants.toml"} & left(tmp_path / "r")
 
 
-def test_what_is_planned_on_is_public_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@each("method", ["bound", "pilot"])
+def test_what_is_planned_on_is_public_in_the_run(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Without a seed data is shared out at random: the plan must not look at records that are then a client's.
     looked_at: list[torch.Tensor] = []
     trained: list[Federation] = []
@@ -284,14 +293,19 @@ def test_what_is_planned_on_is_public_in_the_run(tmp_path: Path, monkeypatch: py
         looked_at.extend(one.x.flatten(1) for one in clients)
         return CONSTANTS
 
+    def trials(stage: Stage, systems: Sequence[Any], seed: int) -> list[Seen]:
+        looked_at.extend(one.x.flatten(1) for task in stage.tasks for one in (*task.clients, task.held_out))
+        return [(Score(1.0, 0.5),) for _ in systems]
+
     def train(system: Any, federation: Federation, *args: Any, **options: Any) -> Any:
         trained.append(federation)
         return true(system, federation, *args, **options)
 
     monkeypatch.setattr(by_bound, "estimate", estimate)
+    monkeypatch.setattr(pilot, "trials", trials)
     monkeypatch.setattr(training, "train", train)
-    done = dpfl("run", "udp", "--clients", "4", "--lr", "0.5", "--epsilon", "1", "--plan", "--json", cwd=tmp_path)
-    only_json(done)
+    few = ("--clients", "4", "--lr", "0.5", "--epsilon", "1")
+    only_json(dpfl("run", "udp", *few, "--plan", "--method", method, "--json", cwd=tmp_path))
     (federation,) = trained
     private = {row.numpy().tobytes() for one in federation.clients for row in one.x.flatten(1)}
     public = {row.numpy().tobytes() for row in federation.validation.x.flatten(1)}
@@ -317,14 +331,13 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("udp", *KNOWN, "--total-steps", "30"), "total_steps must be left out for udp, was 30"),
     (("dp-fedavg", *KNOWN, "--total-steps", "0"), "total_steps must be a whole number of at least 1, was 0"),
     (("dp-fedavg", *KNOWN, "--total-steps", "9", "--rounds", "3"), "rounds must be left out where total_steps is"),
-    (("udp", "--set", "validation_share=0"), "validation_share must leave at least 20 public records to plan with"),
     (("udp", *KNOWN, "--max-rounds", "0"), "max_rounds must be a whole number of at least 1, was 0"),
     (("udp", *KNOWN, "--search", "lr=0.5,1"), "search must come with a pilot, was ['lr'] with a bound"),
-    (("udp", *KNOWN, "--method", "pilot", "--search", "lr"), "search must be KEY=V1,V2, was 'lr'"),
-    (("udp", *KNOWN, "--method", "pilot", "--search", "rounds=1,2"), "search must name other keys than 'rounds'"),
-    (("udp", *KNOWN, "--method", "pilot", "--time-limit", "0"), "time_limit must be a finite number above 0, was 0"),
+    (("udp", *FROM_FILE, "--method", "pilot", "--search", "lr"), "search must be KEY=V1,V2, was 'lr'"),
+    (("udp", *FROM_FILE, "--method", "pilot", "--search", "rounds=1,2"), "search must name other keys than 'rounds'"),
+    (("udp", *FROM_FILE, "--method", "pilot", "--time-limit", "0"), "time_limit must be a finite number above 0, was 0"),
     (("lei", "--method", "pilot"), "system must be one whose rounds can be planned, was 'lei'"),
-    (("pe-dpfl",), "system must be one whose paper gives a bound"),
+    (("pe-dpfl", *BOUND), "system must be one whose paper gives a bound"),
     (("fedavg",), "system must be one that spends a privacy budget, was 'fedavg'"),
     (("upd",), "did you mean 'udp'?"),
     (("--epsilon", "3"), "a system must be named to plan for, none was; name one, or use --recommend"),
@@ -370,7 +383,6 @@ def test_an_existing_folder_is_refused(folder: Path) -> None:
         (("udp", "--method", "pilot"), "method must come with --plan, was 'pilot' without it"),
         (("fedavg", "--plan"), "system must be one that spends a privacy budget, was 'fedavg'"),
         (("udp", "--plan", "--method", "guess"), "method must be one of bound, pilot, was 'guess'"),
-        (("udp", "--plan", "--set", "validation_share=0"), "validation_share must leave at least 20 public records"),
     ],
 )
 def test_runs_that_cannot_be_planned_leave_nothing(args: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
