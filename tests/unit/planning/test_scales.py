@@ -83,7 +83,7 @@ def broken(records: Records) -> Records:
     return Records(torch.full_like(records.x, math.nan), torch.full_like(records.y, -7))
 
 
-@each("kind", [dpfl.UDP(epsilon=2, delta=1e-3), dpfl.DPSGDFedAvg(epsilon=2, delta=1e-3)])
+@each("kind", [dpfl.UDP(epsilon=2, delta=1e-3), dpfl.FedSGDDPC(epsilon=2, delta=1e-3)])
 def test_hospitals_are_planned_for_without_a_look_at_any_patient(
     kind: PrivateSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +96,7 @@ def test_hospitals_are_planned_for_without_a_look_at_any_patient(
         site_tests=tuple(map(broken, real.site_tests)),
     )  # fmt: skip
     fewer = tuple(records.take(torch.arange(len(records) // 3)) for records in real.clients)
-    options = {"max_rounds": 2, "seed": 1, "keep": ("noise_multiplier", "local_steps", "averaged", "clip")}
+    options = {"max_rounds": 2, "seed": 1, "keep": ("cohort", "averaged", "clip")}
     one, other, small = (dpfl.plan(kind, of, **options) for of in (real, lost, replace(real, clients=fewer)))
     assert (one.system, one.expected, one.tried) == (other.system, other.expected, other.tried)
     assert [line for line in one.why if " s." not in line] == [line for line in other.why if " s." not in line]
@@ -189,18 +189,19 @@ def test_the_noise_of_candidates_that_are_trained_together_is_that_of_the_real_p
 
 
 def test_more_clients_than_are_made_up_get_the_noise_of_all() -> None:
-    # 500 clients of 8 records are too many to be made up; the noise has to be that of all of them still.
+    # 400 clients of 8 records are too many to be made up; the noise has to be that of all of them still. Six trainings
+    # of 650 numbers vary by 2.3 %.
     of = task("udp", epsilon=0.01, rounds=1, averaged=0.0)
     few = of.federation.clients[0].take(torch.arange(8))
-    of = replace(of, federation=replace(of.federation, clients=(few,) * 500))
+    of = replace(of, federation=replace(of.federation, clients=(few,) * 400))
     stage = Stage(of, time_limit=1.0, on_trial=None)
-    assert len(stage.public.clients) < 500
+    assert len(stage.public.clients) < 400
     gone, expected = 0.0, 0.0
-    for seed in range(1, 21):
+    for seed in range(1, 7):
         reached, _ = trained_together(stage, [of.system, of.system], seed)
         gone += float((reached[0] - replace_seed(of, seed).model().vector()).square().sum())
         expected += round_noise(of.system, Facts(of.federation.sizes, 650, Streams(seed)))
-    assert gone == pytest.approx(expected, rel=0.06)
+    assert gone == pytest.approx(expected, rel=0.11)
 
 
 def test_trials_of_one_and_of_several_say_the_same() -> None:
@@ -275,7 +276,7 @@ def test_regret_of_trials() -> None:
 
 @each("public", [0.0, 0.2])
 @each("noise", [0.0, 0.05, 1.0])
-@each("drawn", range(6))
+@each("drawn", range(2))
 def test_the_winner_is_never_worse_than_the_numbers_that_the_system_has_anyway(
     drawn: int, noise: float, public: float, surface: Any
 ) -> None:
