@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpfl import training
+from dpfl import planning, training
 from dpfl.federation import Federation
 from dpfl.planning import Constants, by_bound, pilot
 from dpfl.planning.pilot import Seen, Stage
@@ -167,7 +167,8 @@ def test_given_numbers_are_kept_and_forms_differ(folder: Path) -> None:
 
 @pytest.mark.usefixtures("no_estimates")
 def test_a_pilot_a_search_and_a_check(folder: Path) -> None:
-    command = ("udp", *SMALL, *FROM_FILE, "--lr", "0.5", "--clip", "1", "--max-rounds", "3", "--time-limit", "2")
+    command = ("udp", *SMALL, *FROM_FILE, "--lr", "0.5", "--clip", "1", "--set", "averaged=0", "--max-rounds", "3",
+               "--time-limit", "2")  # fmt: skip
     done = dpfl(
         "plan", *command, "--search", "lr=0.25,0.5", "--check", "--seeds", "2", "--out", "p", "--json", cwd=folder
     )
@@ -187,12 +188,42 @@ def test_a_pilot_a_search_and_a_check(folder: Path) -> None:
     assert found["together"] is found["check"]["together"] is None
     points = len(found["check"]["grid"])
     assert found["check"]["if_real"]["trainings"] == 2 * points
-    text = dpfl("plan", *command[:-4], "--check", "--seeds", "1", cwd=folder)
+    text = dpfl("plan", *command, "--check", "--seeds", "1", cwd=folder)
     assert text.returncode == 0, text.stderr
     assert "regret" in text.stdout
     assert "nobody's records were protected here" in text.stdout
     assert f"the {points} trainings would cost each client's people ε ≤ " in text.stdout
     assert "ε = 0" not in text.stdout
+
+
+@pytest.mark.usefixtures("no_estimates")
+def test_a_pilot_is_the_default_and_chooses_rates_and_clips_too(folder: Path) -> None:
+    command = ("udp", *SMALL, *FROM_FILE, "--max-rounds", "3", "--time-limit", "2", "--json")
+    found = only_json(dpfl("plan", *command, "--out", "p", cwd=folder))
+    assert found["method"] == "pilot"
+    assert found["options"].keys() == {"rounds", "lr", "clip", "averaged"}
+    written = tomllib.loads((folder / "p/config.toml").read_text())
+    assert {key: written[key] for key in found["options"]} == found["options"]
+    expected = found["expected"]
+    assert expected.keys() == {"loss", "accuracy", "made_up"}
+    for one in (expected["loss"], expected["accuracy"]):
+        assert 0 <= one["low"] <= one["mean"] <= one["high"]
+    assert not expected["made_up"]
+    assert json.loads((folder / "p/plan.json").read_text())["expected"] == expected
+    given = only_json(dpfl("plan", *command, "--lr", "0.5", "--set", "averaged=0.3", "--out", "q", cwd=folder))
+    assert given["options"].keys() == {"rounds", "clip"}
+    assert {one["clip"] for one in given["tried"]} > {given["options"]["clip"]}
+    assert tomllib.loads((folder / "q/config.toml").read_text())["lr"] == 0.5
+
+
+@pytest.mark.usefixtures("no_estimates")
+def test_without_public_records_a_pilot_makes_some_up(folder: Path) -> None:
+    command = ("udp", "--data", "heart", "--delta", "1e-3", "--seed", "1", *FROM_FILE, "--max-rounds", "3")
+    done = dpfl("plan", *command, "--time-limit", "2", "--out", "p", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "made-up tasks of this shape, since no records are public" in done.stdout
+    assert json.loads((folder / "p/plan.json").read_text())["expected"]["made_up"]
+    assert dpfl("run", "p/config.toml", "--json", "--out", "r", cwd=folder).returncode == 0
 
 
 @pytest.mark.usefixtures("no_estimates")
@@ -312,6 +343,30 @@ def test_what_is_planned_on_is_public_in_the_run(
     seen = {row.numpy().tobytes() for part in looked_at for row in part}
     assert len(seen) > 100
     assert len(seen - public) == len(seen & private - public) == 0
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs be planned within seconds: how long it takes is no option of theirs."""
+    true = planning.make
+    monkeypatch.setattr(planning, "make", lambda task, **options: true(task, **options, time_limit=4.0))
+
+
+@pytest.mark.usefixtures("quick")
+def test_nbafl_runs_as_planned(tmp_path: Path) -> None:
+    # Its bound says nothing at its usual numbers, which is no reason not to plan.
+    found = only_json(dpfl("run", "nbafl", "--plan", "--seed", "1", "--json", cwd=tmp_path))
+    assert found["plan"]["method"] == "pilot"
+    assert found["rounds"] == found["plan"]["rounds"]
+    assert any(line.startswith("The bound says nothing here: P must be") for line in found["plan"]["why"])
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_planned_run_is_no_worse_than_the_defaults(tmp_path: Path) -> None:
+    command = ("run", "udp", "--epsilon", "8", "--data", "digits", "--seed", "1", "--json")
+    planned, usual = (only_json(dpfl(*command, *more, cwd=tmp_path)) for more in (("--plan",), ()))
+    assert planned["accuracy"] >= usual["accuracy"] - 0.03
+    assert usual["accuracy"] > 0.3
 
 
 # (d) No.

@@ -548,7 +548,7 @@ def test_given_constants_stand_before_those_that_are_estimated(monkeypatch: pyte
 def test_without_public_records_constants_are_estimated_on_made_up_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     given = planned("udp", lr=0.5, validation_share=0.0)
     assert given.constants == CONSTANTS
-    of = task("udp", lr=0.5, validation_share=0.0, epsilon=1.0)
+    of = task("udp", lr=0.5, validation_share=0.0, epsilon=1.0, share=0.2)
     found = make(of, method="bound")
     assert found.constants.source.startswith(f"made-up records in {N} clients")
     assert not set(found.constants.missing) & set(PLANNERS["udp"].needs)
@@ -558,7 +558,7 @@ def test_without_public_records_constants_are_estimated_on_made_up_ones(monkeypa
     same = make(replace(of, federation=replace(of.federation, clients=broken)), method="bound")
     assert same.constants == found.constants
     # And other sizes, which are public, are other constants.
-    fewer = make(task("udp", lr=0.5, validation_share=0.0, epsilon=1.0, share=0.3), method="bound")
+    fewer = make(task("udp", lr=0.5, validation_share=0.0, epsilon=1.0, share=0.1), method="bound")
     assert fewer.constants != found.constants
 
 
