@@ -5,6 +5,7 @@ import struct
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -228,8 +229,8 @@ def test_without_public_records_a_pilot_makes_some_up(folder: Path) -> None:
 
 @pytest.mark.usefixtures("no_estimates")
 def test_a_pilot_may_search_words_and_show_them(folder: Path) -> None:
-    command = ("fedsgd-dpc", *SMALL, "--delta", "0.0001", *FROM_FILE, "--lr", "0.1", "--rounds", "2", "--set", "cohort=4",
-               "--clip", "1")  # fmt: skip
+    command = ("fedsgd-dpc", *SMALL, "--delta", "0.0001", *FROM_FILE, "--lr", "0.1", "--rounds", "2",
+               "--set", "cohort=4", "--clip", "1")  # fmt: skip
     done = dpfl("plan", *command, "--method", "pilot", "--time-limit", "2", "--search",
                 "scheduling=round-robin,random", cwd=folder)  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -312,9 +313,7 @@ def test_a_forced_run_without_a_plan_keeps_none(tmp_path: Path, monkeypatch: pyt
 
 
 @each("method", ["bound", "pilot"])
-def test_what_is_planned_on_is_public_in_the_run(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_planned_on_is_public_in_the_run(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without a seed data is shared out at random: the plan must not look at records that are then a client's.
     looked_at: list[torch.Tensor] = []
     trained: list[Federation] = []
@@ -347,15 +346,26 @@ def test_what_is_planned_on_is_public_in_the_run(
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let runs be planned within seconds: how long it takes is no option of theirs."""
-    true = planning.make
-    monkeypatch.setattr(planning, "make", lambda task, **options: true(task, **options, time_limit=4.0))
+    """Let runs be planned within seconds, by a clock that is as fast on every machine.
+
+    How long it takes is no option of theirs.
+    """
+    true, trials, now = planning.make, pilot.trials, [0.0]
+
+    def counted(stage: Stage, systems: Sequence[Any], seed: int) -> list[Seen]:
+        clients = len(stage.task.federation.clients)
+        now[0] += sum(3e-5 * one.rounds * (one.cohort or clients) for one in systems)
+        return trials(stage, systems, seed)
+
+    monkeypatch.setattr(planning, "make", lambda task, **options: true(task, **options, time_limit=2.0))
+    monkeypatch.setattr(pilot, "trials", counted)
+    monkeypatch.setattr(pilot, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
 
 @pytest.mark.usefixtures("quick")
 def test_nbafl_runs_as_planned(tmp_path: Path) -> None:
     # Its bound says nothing at its usual numbers, which is no reason not to plan.
-    found = only_json(dpfl("run", "nbafl", "--plan", "--seed", "1", "--json", cwd=tmp_path))
+    found = only_json(dpfl("run", "nbafl", *SMALL, "--plan", "--json", cwd=tmp_path))
     assert found["plan"]["method"] == "pilot"
     assert found["rounds"] == found["plan"]["rounds"]
     assert any(line.startswith("The bound says nothing here: P must be") for line in found["plan"]["why"])
@@ -390,7 +400,10 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("udp", *KNOWN, "--search", "lr=0.5,1"), "search must come with a pilot, was ['lr'] with a bound"),
     (("udp", *FROM_FILE, "--method", "pilot", "--search", "lr"), "search must be KEY=V1,V2, was 'lr'"),
     (("udp", *FROM_FILE, "--method", "pilot", "--search", "rounds=1,2"), "search must name other keys than 'rounds'"),
-    (("udp", *FROM_FILE, "--method", "pilot", "--time-limit", "0"), "time_limit must be a finite number above 0, was 0"),
+    (
+        ("udp", *FROM_FILE, "--method", "pilot", "--time-limit", "0"),
+        "time_limit must be a finite number above 0, was 0",
+    ),
     (("lei", "--method", "pilot"), "system must be one whose rounds can be planned, was 'lei'"),
     (("pe-dpfl", *BOUND), "system must be one whose paper gives a bound"),
     (("fedavg",), "system must be one that spends a privacy budget, was 'fedavg'"),

@@ -89,12 +89,12 @@ def make(
             raise BadInput(f"search must come with a pilot, was {sorted(search)} with a bound; add --method pilot")
         return plan_by_bound(task, form=written, constants=constants)
     return plan_by_pilot(
-        task, chooses=(*task.chooses, *SCALES, "averaged"), form=written, constants=constants, search=search, time_limit=time_limit,
-        on_trial=on_trial,
+        task, chooses=(*task.chooses, *SCALES, "averaged"), form=written, constants=constants, search=search,
+        time_limit=time_limit, on_trial=on_trial,
     )  # fmt: skip
 
 
 __all__ = [
-    "NUMBERS", "PLANNED", "PLANNERS", "Check", "Constants", "Estimator", "Facts", "Form", "Plan", "Recommendation", "Task", "Void",
-    "check", "estimate", "make", "plan", "read", "recommend",
+    "NUMBERS", "PLANNED", "PLANNERS", "Check", "Constants", "Estimator", "Facts", "Form", "Plan", "Recommendation",
+    "Task", "Void", "check", "estimate", "make", "plan", "read", "recommend",
 ]  # fmt: skip

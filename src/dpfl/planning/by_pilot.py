@@ -106,7 +106,7 @@ def _named(one: Trials) -> str:
 
 
 def _measured(one: Trials, found: PilotResult, on: str = "") -> str:
-    """Say how good a candidate was; of made-up tasks too how far above the least loss there it is on the worst of them."""
+    """Say how good a candidate was, and of made-up tasks how far above the least loss it is on the worst of them."""
     loss = _loss(one) + (f" {on}" if on else "")
     if not found.is_made_up or not math.isfinite(one.mean):
         return loss

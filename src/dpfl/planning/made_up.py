@@ -9,6 +9,7 @@ features, as in most real data, and means that tell the classes apart, or a slop
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +57,8 @@ def made_up(federation: Federation, *, streams: Streams, family: Sequence[Kind] 
             " left none: made-up ones would say nothing of them; name a public file, or hold some records back"
         )
     return tuple(
-        _task(kind, federation, streams.public.generator("made-up", client=number)) for number, kind in enumerate(family)
+        _task(kind, federation, streams.public.generator("made-up", client=number))
+        for number, kind in enumerate(family)
     )
 
 
@@ -69,7 +71,7 @@ def _task(kind: Kind, federation: Federation, rng: Generator) -> StandIn:
     source = f"made-up records in {len(sizes)} clients ({kind.name})"
     shape = federation.shape
 
-    def records(x: NDArray[np.float64], y: NDArray[np.float64]) -> Records:
+    def records(x: NDArray[np.float64], y: NDArray[Any]) -> Records:
         targets = torch.from_numpy(y)
         return Records(
             torch.from_numpy(x).float().reshape(-1, *shape),
@@ -80,13 +82,13 @@ def _task(kind: Kind, federation: Federation, rng: Generator) -> StandIn:
 
 
 def _sizes(sizes: Sequence[int]) -> list[int]:
-    """Return how many records the clients hold, in proportion where they are too many, and of a part where these are."""
+    """Return how many records clients hold, in proportion where those are too many, of a part where these are."""
     few = list(sizes[: _MOST // _LEAST])
     part = min(1.0, _MOST / sum(few))
     return [max(min(_LEAST, size), round(part * size)) for size in few]
 
 
-Made = tuple[NDArray[np.float64], NDArray[np.float64]]
+Made = tuple[NDArray[np.float64], NDArray[Any]]  # features, and targets or classes
 
 
 def _classified(

@@ -204,7 +204,7 @@ def pilot(
 def _rungs(low: int, high: int) -> list[int]:
     """Return coarse steps from the least to the most, none of them so close to the last that it says nothing new."""
     rungs = ladder(low, high, factor=_COARSE)
-    return [number for number in rungs if number == high or 2 * number <= high or number == low]
+    return [number for number in rungs if number in (low, high) or 2 * number <= high]
 
 
 def _key(options: Options) -> tuple[tuple[str, Any], ...]:
@@ -384,7 +384,7 @@ class Stage:
 def trials(stage: Stage, systems: Sequence[PrivateSystem[Any]], seed: int) -> list[Seen]:
     """Train each of these on every task with the real problem's noise; return what they reached on held-out records."""
     if len(systems) > 1 and all(map(repeatable, systems)):
-        reached = trained_together(stage, systems, seed)
+        reached = [list(rows) for rows in trained_together(stage, systems, seed)]
     else:
         reached = [[trained(stage, system, seed, one) for one in stage.tasks] for system in systems]
     model = replace_seed(stage.task, seed).model()
@@ -407,7 +407,8 @@ def trained(stage: Stage, system: PrivateSystem[Any], seed: int, public: StandIn
     state = session.begin()
     for reached, _ in walk(session, state):
         state = reached
-    return state.model
+    model: Tensor = state.model
+    return model
 
 
 def trained_together(stage: Stage, systems: Sequence[PrivateSystem[Any]], seed: int) -> list[Tensor]:

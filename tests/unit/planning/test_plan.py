@@ -637,7 +637,9 @@ def test_a_plan_from_python() -> None:
     own = plan(of.system, of.federation, module, loss=torch.nn.functional.cross_entropy, **options)
     assert torch.equal(module[1].weight, before)
     assert own.best.bound < found.best.bound  # 640 parameters are noised, not 650
-    with pytest.raises(BadInput, match=r"^keep must be one of rounds, local_steps, cohort, lr, clip, noise_multiplier,"):
+    with pytest.raises(
+        BadInput, match=r"^keep must be one of rounds, local_steps, cohort, lr, clip, noise_multiplier,"
+    ):
         plan(of.system, of.federation, keep=("epsilon",), **options)
 
 
