@@ -174,8 +174,7 @@ def pilot(
         usual = {**usual, key: getattr(task.system, key)}
     if scales:
         grid.append(usual)
-        stage.look([min(grid, key=stage.cost)], _SEEDS[0], share=0.5)  # which shows what a step takes
-        stage.look([usual], _SEEDS[1], share=0.5)  # first, however little time there is
+        stage.look([usual], _SEEDS[1], share=0.5)  # first: a plan must not be worse than none
     stage.look(grid, _SEEDS[0], share=0.5)
     if not stage.trials:
         raise BadInput(

@@ -1,7 +1,6 @@
 """Pilots on several made-up tasks: what they choose of rate, clip, noise and averaging, by the least worst-case regret.
 
-Statistical tests draw with fixed seeds. A mean square of 20 trainings of some hundred parameters lies within 6 % of its
-expectation but for one time in a million.
+Statistical tests draw with fixed seeds, and allow for five standard errors.
 """
 
 import json
@@ -169,8 +168,8 @@ def test_candidates_that_are_trained_together_get_where_they_get_alone(kind: str
 
 
 NOISY: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
-    "upload": ("udp", {"epsilon": 0.01}, [{}, {"lr": 2.0, "clip": 0.5}, {"clip": 3.0}]),
-    "step": ("fedsgd-dpc", {"epsilon": 0.01}, [{}, {"lr": 0.1, "clip": 2.0}, {"lr": 3.0, "clip": 0.5}]),
+    "upload": ("udp", {"epsilon": 0.001}, [{}, {"lr": 2.0, "clip": 0.5}, {"clip": 3.0}]),
+    "step": ("fedsgd-dpc", {"epsilon": 0.0005}, [{}, {"lr": 0.1, "clip": 2.0}, {"lr": 3.0, "clip": 0.5}]),
 }
 
 
@@ -190,12 +189,12 @@ def test_the_noise_of_candidates_that_are_trained_together_is_that_of_the_real_p
     assert own < sum(of.federation.sizes) / 3  # so that a share that is left out would show
     squares = np.zeros((len(systems), len(stage.tasks)))
     expected = np.zeros(len(systems))
-    for seed in range(1, 21):
+    for seed in range(1, 9):  # so many that a mean square varies by 2 %
         first = replace_seed(of, seed).model().vector()
         for at, reached in enumerate(trained_together(stage, systems, seed)):
             squares[at] += (reached - first).square().sum(dim=1).numpy()
             expected[at] += 2 * round_noise(systems[at], Facts(of.federation.sizes, 650, Streams(seed)))
-    assert squares == pytest.approx(np.broadcast_to(expected[:, None], squares.shape), rel=0.06)
+    assert squares == pytest.approx(np.broadcast_to(expected[:, None], squares.shape), rel=0.1)
     assert len({round(value, 9) for value in expected}) == len(systems)  # the candidates' noise differs, so it tells
 
 
@@ -323,6 +322,22 @@ def test_the_numbers_that_a_system_has_anyway_win_where_all_else_is_worse(surfac
     (line,) = (line for line in beside.why if "has anyway" in line)
     assert line.startswith("The numbers that udp has anyway (")
     assert "reached 1 ± 0 (0.5 above" in line
+
+
+def test_usual_numbers_are_tried_however_little_time_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def fake(stage: Stage, systems: Sequence[PrivateSystem], seed: int) -> list[Seen]:
+        now[0] += sum(0.002 * system.rounds for system in systems)
+        return [(Score(1 / system.rounds, None),) * TASKS for system in systems]
+
+    monkeypatch.setattr("dpfl.planning.pilot.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(pilot, "trials", fake)
+    found = found_by(task("udp", rounds=100, most_rounds=300), time_limit=2.0)
+    assert now[0] <= 2.0
+    assert found.untried > 0
+    assert len(found.usual.seen) >= 3
+    assert found.best.options["rounds"] == 100
 
 
 def test_usual_numbers_keep_to_the_limits(surface: Any) -> None:
