@@ -22,12 +22,13 @@ from dpfl.federation import Federation, Records
 from dpfl.planning.public_proxy import StandIn
 from dpfl.streams import Streams
 
-_MOST = 1200  # records of all clients together: noise is what it is for the real number, and more teach a pilot no more
-_LEAST = 4  # records of a client, and the most different clients that there is room for then
+_MOST = 3000  # records of all clients together: noise is what it is for the real number, and more teach a pilot little
+_LEAST = 10  # records of a client, and the most different clients that there is room for then
 _HELD_OUT = 600
 _FACTORS = 15  # behind all features
 _RESIDUAL = 0.4  # how far a feature goes its own way, in units of what the factors make of it
 _SPREAD, _MIDDLE = 0.3, 0.4  # of a regression's target, whose public range is from -1 to 1
+_COLUMNS = 10  # of a table, about: encoded, a record is as long as that, however many features they become
 _UNEVEN = 0.5  # how unlike in length records are, as the standard deviation of a logarithm
 
 
@@ -38,14 +39,14 @@ class Kind:
     name: str
     error: float  # of the best classifier, about; a quarter of the part of a regression's target that nothing explains
     skew: float | None  # of the classes' shares at a client: the parameter of Dirichlet's law; None: as everywhere
-    positive: bool  # features from 0 to 1, as pixels and shares are, or around 0 with a standard deviation of 1
+    positive: bool  # features from 0 to 1, as pixels and shares are, or around 0, as those of an encoded table
 
 
 FAMILY = (
-    Kind("easy, clients alike", 0.03, None, positive=True),
-    Kind("easy, clients unlike", 0.03, 0.3, positive=False),
-    Kind("hard, clients alike", 0.18, None, positive=False),
-    Kind("hard, clients unlike", 0.18, 0.3, positive=True),
+    Kind("easy, clients alike", 0.02, None, positive=True),
+    Kind("easy, clients unlike", 0.02, 0.3, positive=False),
+    Kind("hard, clients alike", 0.15, None, positive=False),
+    Kind("hard, clients unlike", 0.15, 0.3, positive=True),
 )
 
 
@@ -137,4 +138,6 @@ def _features(
 ) -> NDArray[np.float64]:
     x = hidden @ factors * np.exp(_UNEVEN * rng.standard_normal((len(hidden), 1)))
     x += _RESIDUAL * rng.standard_normal(x.shape)
-    return np.clip(0.3 + 0.25 * x, 0.0, 1.0) if kind.positive else x
+    if kind.positive:
+        return np.clip(0.3 + 0.25 * x, 0.0, 1.0)
+    return x * math.sqrt(min(1.0, _COLUMNS / x.shape[1]))

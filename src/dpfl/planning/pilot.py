@@ -49,6 +49,8 @@ Options = dict[str, Any]  # what a candidate sets: the planned numbers, and keys
 Seen = tuple[Score, ...]  # what one candidate reached with one seed, on each task
 
 _COARSE = 4.0  # the factor between neighbouring candidates of the first look
+_FEW_ROUNDS = 64  # of a first look that looks for rates as well, and by how much longer the better ones may be
+_LONGER = (4.0, math.inf)
 _KEPT = 4  # candidates that are tried again whatever the first look says
 _SEEDS = (1, 3)  # trials of a candidate in the first look, and among the better ones
 _FINALS = ((4, 8), (3, 16), (2, 32))  # candidates and trials at the end, until the best two are told apart
@@ -162,9 +164,11 @@ def pilot(
     _require_options(task, search or {}, ranges)
     scales = {name: values for name, values in task.scales(chooses).items() if name not in (search or {})}
     usual = task.usual((*ranges, *scales))
+    # Long trainings cost most and are much like shorter ones with larger steps, from which they are reached below.
     grid: list[Options] = [{}]
     for name, (low, high) in ranges.items():
-        grid = [{**one, name: number} for one in grid for number in _rungs(low, high)]
+        last = max(low, min(_FEW_ROUNDS, high)) if name == "rounds" and "lr" in scales else high
+        grid = [{**one, name: number} for one in grid for number in _rungs(low, last)]
     grid = task.with_whole_turns(grid)
     if start is not None:
         grid.append({name: start[name] for name in ranges})
@@ -181,6 +185,8 @@ def pilot(
             f"time_limit must be long enough for one trial at least, was {time_limit:g} s; raise it, or lower"
             " max_rounds"
         )
+    leading = [one.options for one in stage.ranked()[: 2 * _KEPT]]
+    stage.look([longer for one in leading for longer in _as_long(one, scales, ranges, _LONGER)], _SEEDS[0], share=0.6)
     kept = max(_KEPT, len(grid) // (12 if scales else 3))
     stage.look([one.options for one in stage.ranked()[:kept]], _SEEDS[1], share=0.7)
     reach = _COARSE / 2
@@ -188,7 +194,7 @@ def pilot(
         best = stage.ranked()[0].options
         sides = {name: [best[name], *_beside(best[name], *limits, reach)] for name, limits in ranges.items()}
         near = [{**best, **dict(zip(sides, numbers, strict=True))} for numbers in itertools.product(*sides.values())]
-        near += _rescaled(best, scales, reach)
+        near += _rescaled(best, scales, reach) + _as_long(best, scales, ranges, (1 / reach, reach))
         stage.look(task.with_whole_turns(near), _SEEDS[1], share=0.8)
         reach = math.sqrt(reach)
     for count, seeds in _FINALS_OF_A_FAMILY if len(stage.tasks) > 1 else _FINALS:
@@ -200,6 +206,25 @@ def pilot(
         tuple(stage.ranked()), len(stage.untried), stage.source, time.perf_counter() - began, stage.untrained(),
         tuple(stage.least()), stage.trials.get(_key(usual)) if scales else None,
     )  # fmt: skip
+
+
+def _as_long(
+    options: Options, scales: Mapping[str, Any], ranges: Mapping[str, tuple[int, int]], factors: Sequence[float]
+) -> list[Options]:
+    """Return a candidate that goes as far in more rounds of smaller steps, or in fewer of larger ones.
+
+    Rounds and rates trade almost freely for each other: what a budget pays for is how far a model may go.
+    """
+    if "lr" not in scales or "rounds" not in ranges:
+        return []
+    low, high = ranges["rounds"]
+    found = []
+    for factor in factors:
+        rounds = round(min(max(factor * options["rounds"], low), high))
+        if rounds != options["rounds"]:
+            rate = _short(options["lr"] * options["rounds"] / rounds)
+            found.append({**options, "rounds": rounds, "lr": rate})
+    return found
 
 
 def _rungs(low: int, high: int) -> list[int]:
