@@ -136,7 +136,8 @@ def test_a_check_trains_on_people_and_says_what_that_would_cost(tmp_path: Path) 
     (tmp_path / "known.toml").write_text(known + "strong_convexity = 0.5\npolyak_lojasiewicz = 0.4\ndivergence = 0.5\n")
     told = command(
         "plan", "udp", "--clients", "3", "--set", "sizes=30", "--epsilon", "2", "--lr", "0.5", "--seed", "1",
-        "--constants", "known.toml", "--max-rounds", "2", "--check", "--seeds", "2", "--json", cwd=tmp_path,
+        "--method", "bound", "--constants", "known.toml", "--max-rounds", "2", "--check", "--seeds", "2",
+        "--json", cwd=tmp_path,
     )  # fmt: skip
     assert told.returncode == 0, told.stderr
     plain = json.loads(told.stdout)

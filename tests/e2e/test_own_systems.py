@@ -129,7 +129,7 @@ def test_planners_and_experiments_find_it(folder: Path) -> None:
     )
     table = answer("reproduce", "mine.toml", "--processes", "1", "--out", "e", cwd=folder)
     assert [row["row"] for row in table["rows"]] == ["quiet", "halved"]
-    limits = ["--method", "pilot", "--max-rounds", "3", "--time-limit", "20", "--clients", "3"]
+    limits = ["--method", "pilot", "--max-rounds", "3", "--time-limit", "4", "--clients", "3"]
     assert answer("plan", "quiet", *limits, "--out", "p", cwd=folder)["system"] == "quiet"
     assert answer("plan", "quiet", "--recommend", *limits, cwd=folder)["recommended"] == "quiet"
 

@@ -42,7 +42,7 @@ class Pool:
         """Return where all records of these clients lie."""
         sizes = [self.sizes[client] for client in clients]
         start, longest = self.starts[clients[0]], max(sizes)
-        together = clients[-1] - clients[0] == len(clients) - 1 and list(clients) == sorted(clients)
+        together = list(clients) == list(range(clients[0], clients[0] + len(clients)))
         if together and min(sizes) == longest:
             return Batch(slice(start, start + len(clients) * longest), None)
         first = torch.tensor([self.starts[client] for client in clients], device=self.device)[:, None]

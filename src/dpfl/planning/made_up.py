@@ -52,7 +52,7 @@ FAMILY = (
 
 def made_up(federation: Federation, *, streams: Streams, family: Sequence[Kind] = FAMILY) -> tuple[StandIn, ...]:
     """Return clients of the federation's number and sizes, or in proportion, for each kind of task."""
-    if not federation.example.x.is_floating_point():
+    if not federation.validation.x.is_floating_point():
         raise BadInput(
             "validation_share must leave public records to plan with where features are whole numbers, such as words,"
             " left none: made-up ones would say nothing of them; name a public file, or hold some records back"
@@ -89,7 +89,7 @@ def _sizes(sizes: Sequence[int]) -> list[int]:
     return [max(min(_LEAST, size), round(part * size)) for size in few]
 
 
-Made = tuple[NDArray[np.float64], NDArray[Any]]
+Made = tuple[NDArray[np.float64], NDArray[Any]]  # features, and targets or classes
 
 
 def _classified(

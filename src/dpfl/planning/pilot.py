@@ -15,38 +15,25 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dpfl.averages import standard_error
-from dpfl.clients.repeated import RepeatedClients, perform_together
-from dpfl.clients.stacked import StackedClients
-from dpfl.clients.uploads import Engine, Request, Separate, Summed, Uploads
 from dpfl.errors import BadInput, require_positive, suggestion
-from dpfl.federation import Records
 from dpfl.gradients.capabilities import capabilities_of
-from dpfl.models import Model
-from dpfl.orders import Full, Gaussian, Laplace, Need, Order, Question, RecordClip
-from dpfl.planning.bounds import Facts, begun, orders_of
 from dpfl.planning.made_up import made_up
 from dpfl.planning.public_proxy import StandIn, has_public, stand_in
 from dpfl.planning.search import ladder
 from dpfl.planning.task import SCALES, Task
-from dpfl.privacy.ledger import Ledger
-from dpfl.repetitions import repeatable
-from dpfl.round import ask, combine, walk
-from dpfl.server.evaluation import PublicSplit, Score, evaluate
-from dpfl.session import Session, problem_of
+from dpfl.planning.trying import Seen, score, trials
 from dpfl.streams import Streams, layer_randomness
 from dpfl.systems import PrivateSystem
 
 OnTrial = Callable[[str], None]  # told before each trial what it is
 
 Options = dict[str, Any]  # what a candidate sets: the planned numbers, and keys that were asked to be searched
-Seen = tuple[Score, ...]  # what one candidate reached with one seed, on each task
 
 _COARSE = 4.0  # the factor between neighbouring candidates of the first look
 _FEW_ROUNDS = 64  # of a first look that looks for rates as well, and by how much longer the better ones may be
@@ -178,6 +165,7 @@ def pilot(
         usual = {**usual, key: getattr(task.system, key)}
     if scales:
         grid.append(usual)
+        stage.look([usual], _SEEDS[1], share=0.5)  # first: a plan must not be worse than none
     stage.look(grid, _SEEDS[0], share=0.5)
     if not stage.trials:
         raise BadInput(
@@ -382,14 +370,14 @@ class Stage:
             return None  # such numbers are no options of this system
 
     def _steps(self, options: Options) -> tuple[object, ...]:
-        """Return the rounds, local steps and clients of a candidate."""
-        return tuple(options.get(name) for name in ("rounds", "local_steps", "cohort"))
+        """Return all that decides who does what when: candidates that differ in scales alone take the same steps."""
+        return tuple((name, value) for name, value in _key(options) if name not in (*SCALES, "averaged"))
 
     def untrained(self) -> float:
         """Return the loss of the model that training begins with, the mean over the tasks."""
         model = self.task.model()
-        scores = [_score(model, model.vector(), one.held_out) for one in self.tasks]
-        return statistics.fmean(score.loss for score in scores)
+        scores = [score(model, model.vector(), one.held_out) for one in self.tasks]
+        return statistics.fmean(one.loss for one in scores)
 
     def cost(self, options: Options) -> float:
         """Return how many steps of clients a trial takes."""
@@ -398,154 +386,3 @@ class Stage:
         if self.task.total_steps is not None:
             return float(self.task.total_steps * point["cohort"])
         return float(point["rounds"] * point["local_steps"] * point["cohort"])
-
-
-def trials(stage: Stage, systems: Sequence[PrivateSystem[Any]], seed: int) -> list[Seen]:
-    """Train each of these on every task with the real problem's noise; return what they reached on held-out records."""
-    reached: Sequence[Sequence[Tensor] | Tensor]
-    if len(systems) > 1 and all(map(repeatable, systems)):
-        reached = trained_together(stage, systems, seed)
-    else:
-        reached = [[trained(stage, system, seed, one) for one in stage.tasks] for system in systems]
-    model = replace_seed(stage.task, seed).model()
-    return [
-        tuple(_score(model, its, one.held_out) for its, one in zip(parameters, stage.tasks, strict=True))
-        for parameters in reached
-    ]
-
-
-def _score(model: Model, parameters: Tensor, records: Records) -> Score:
-    score = evaluate(model, parameters, records)
-    assert score is not None
-    return score if math.isfinite(score.loss) else replace(score, loss=math.inf)
-
-
-def trained(stage: Stage, system: PrivateSystem[Any], seed: int, public: StandIn) -> Tensor:
-    """Return the parameters [d] that a candidate reaches on a task."""
-    opened = _Opened(stage, system, seed, public)
-    session = opened.session(system, opened.clients)
-    state = session.begin()
-    for reached, _ in walk(session, state):
-        state = reached
-    found: Tensor = state.model
-    return found
-
-
-def trained_together(stage: Stage, systems: Sequence[PrivateSystem[Any]], seed: int) -> list[Tensor]:
-    """Return that of every task, [tasks, d], for candidates that take as many steps with the same clients.
-
-    They are trained as one program. What is ordered does not depend on the task, so it is decided once for all tasks.
-    """
-    tasks = [_Opened(stage, systems[0], seed, one) for one in stage.tasks]
-    first = tasks[0]
-    alone = [[RepeatedClients(one.trained, [one.streams])] * len(systems) for one in tasks]
-    sessions = [first.session(system, its) for system, its in zip(systems, alone[0], strict=True)]
-    states = [session.begin(first.model.vector().expand(len(tasks), -1)) for session in sessions]
-    for _ in range(states[0].rounds):
-        requests = [ask(session, state) for session, state in zip(sessions, states, strict=True)]
-        scaled = [first.clients.scaled(request) for request in requests]
-        by_task = []
-        for at, clients in enumerate(alone):
-            its = [replace(request, broadcast=request.broadcast[at : at + 1]) for request in scaled]
-            by_task.append(perform_together(clients, its))
-        for place, uploads in enumerate(zip(*by_task, strict=True)):
-            total = Summed(torch.cat([one.total for one in uploads]), uploads[0].clients)
-            states[place], _ = combine(sessions[place], states[place], requests[place], total)
-    return [state.model for state in states]
-
-
-class _Opened:
-    """A task with its model and clients, for one seed: what all candidates have in common, luck included."""
-
-    def __init__(self, stage: Stage, system: PrivateSystem[Any], seed: int, public: StandIn) -> None:
-        self.streams = Streams(seed, sampler="fast")  # records that are nobody's
-        self.model = replace_seed(stage.task, seed).model()
-        self.facts = stage.task.facts(self.model)
-        self._public = public
-        orders = orders_of(system, begun(system, self.facts), 1)
-        sampled = any(not isinstance(order.batch, Full) for order in orders.values())
-        records = _records(public, self.facts, self.streams, sampled=sampled)
-        self.trained = StackedClients(self.model, records, self.streams, capabilities=stage.capabilities)
-        self.clients = PublicClients(self.trained, self.facts.sizes)
-
-    def session(self, system: PrivateSystem[Any], clients: "PublicClients | RepeatedClients") -> Session[Any]:
-        """Return a session for a candidate."""
-        return Session(
-            system, problem_of(system, self.facts.sizes, self.model.dim, self.streams), self.model, clients,
-            Ledger(None, self.facts.sizes, system="pilot"),  # nothing is promised of these records
-            self.streams, PublicSplit(self.model, self._public.held_out), simulated="pilot",  # the same luck for all
-        )  # fmt: skip
-
-
-def replace_seed(task: Task, seed: int) -> Task:
-    """Return the task with another seed, and so another first model."""
-    return replace(task, config=replace(task.config, settings=replace(task.config.settings, seed=seed)))
-
-
-def _records(public: StandIn, facts: Facts, streams: Streams, *, sampled: bool) -> tuple[Records, ...]:
-    """Give every client its public records; as many as its own, drawn again and again, where batches are sampled."""
-    pieces = public.clients
-    if not sampled:
-        return tuple(pieces[client % len(pieces)] for client in range(len(facts.sizes)))
-    drawn = []
-    for client, size in enumerate(facts.sizes):
-        piece = pieces[client % len(pieces)]
-        rows = streams.public.generator("stand-in", client=client).integers(len(piece), size=size)
-        drawn.append(piece.take(torch.from_numpy(rows)))
-    return tuple(drawn)
-
-
-class PublicClients:
-    """Clients that hold public records, with the noise scaled so that the model gets what it would get.
-
-    Noise on the sum of n_i records' gradients is divided by n_i afterwards; where a stand-in holds m_i, the noise on
-    its sum is m_i/n_i of that.
-    """
-
-    def __init__(self, clients: StackedClients, sizes: Sequence[int]) -> None:
-        """Take the clients that hold public records, and how many records the real ones hold."""
-        self.clients, self.sizes = clients, sizes
-        self._held = [len(records) for records in clients.records]
-        self._ledger = Ledger(None, self._held, system="pilot")
-
-    @property
-    def serves(self) -> frozenset[Need]:
-        """Serve what those clients serve."""
-        return self.clients.serves
-
-    @property
-    def engine(self) -> Engine:
-        """Return how they train."""
-        return self.clients.engine
-
-    def scaled(self, request: Request) -> Request:
-        """Return the request as it is for clients of these sizes."""
-        orders = {client: self._scaled(client, paid.order) for client, paid in request.charged.items()}
-        return replace(request, charged=self._ledger.charge(orders))
-
-    def perform(self, request: Request) -> Uploads:
-        """Perform the same orders for clients of other sizes."""
-        uploads = self.clients.perform(self.scaled(request))
-        if isinstance(uploads, Separate) and uploads.counts:  # of as many records as the real ones hold
-            counts = {client: count / self._part(client) for client, count in uploads.counts.items()}
-            return replace(uploads, counts=counts)
-        return uploads
-
-    def answer(
-        self, questions: Sequence[Question], before: Tensor, uploads: Uploads, after: Tensor
-    ) -> dict[Question, dict[int, float]]:
-        """Answer from public records."""
-        return self.clients.answer(questions, before, uploads, after)
-
-    def _part(self, client: int) -> float:
-        return self._held[client] / self.sizes[client]
-
-    def _scaled(self, client: int, order: Order) -> Order:
-        part = self._part(client)
-        if order.count_noise is not None:
-            order = replace(order, count_noise=Gaussian(part * order.count_noise.std))
-        if order.noise is None or order.noise_on == "upload" or not isinstance(order.clip, RecordClip):
-            return order
-        if isinstance(order.noise, Gaussian):
-            return replace(order, noise=Gaussian(part * order.noise.std))
-        return replace(order, noise=Laplace(part * order.noise.scale))

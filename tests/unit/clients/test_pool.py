@@ -49,6 +49,7 @@ def test_clients_in_another_order_are_not_taken_for_neighbours() -> None:
     alike = Pool([client(1), client(2), client(3), client(4)])
     assert found(alike, alike.whole([0, 2, 1, 3]).rows) == [1, 3, 2, 4]
     assert found(alike, alike.whole([1, 2, 3]).rows) == [2, 3, 4]
+    assert found(alike, alike.whole([0, 0, 3, 3]).rows) == [1, 1, 4, 4]  # as many as from the first to the last
 
 
 @each(

@@ -7,7 +7,7 @@ for one time in a million (4.8 standard errors); Laplace numbers vary more, and 
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -25,11 +25,14 @@ from dpfl.config import Settings, parse
 from dpfl.errors import BadInput
 from dpfl.federation import Federation, Records
 from dpfl.orders import Gaussian, Order, RecordClip
-from dpfl.planning import Constants, Facts, Task, make, pilot
+from dpfl.planning import Constants, Facts, Task, make, pilot, trying
 from dpfl.planning.ali_dpfl import affordable
 from dpfl.planning.bounds import round_noise
-from dpfl.planning.pilot import PublicClients, Stage, Trials, trained, trial
+from dpfl.planning.pilot import Stage, Trials
+from dpfl.planning.task import SCALES
+from dpfl.planning.trying import PublicClients, Seen, replace_seed, trained
 from dpfl.privacy.ledger import Ledger
+from dpfl.server.evaluation import Score
 from dpfl.streams import Streams
 from dpfl.systems import PrivateSystem
 from dpfl.training import federation_of
@@ -48,12 +51,19 @@ def shared(settings: Settings) -> Federation:
 
 
 def task(system: str, *, fixed: tuple[str, ...] = (), most_rounds: int = 8, **given: Any) -> Task:
+    """Return a task whose rates, clips and averaging stay as they are: test_scales.py is about those."""
     config = parse({"system": system, "clients": N, "seed": 1, "delta": 1e-4, **given})
-    return Task(config, shared(config.settings), frozenset(fixed), most_rounds)
+    return Task(config, shared(config.settings), frozenset((*fixed, *SCALES, "averaged")), most_rounds)
 
 
 def tried(of: Task, chooses: tuple[str, ...] = ("rounds",), **options: Any) -> list[dict[str, Any]]:
     return [one.to_dict() for one in pilot.pilot(of, chooses, **options).ranked]
+
+
+def trial(stage: Stage, system: PrivateSystem, seed: int) -> float:
+    """Return the loss that one candidate reaches on the only task of a stage."""
+    ((score,),) = trying.trials(stage, [system], seed)
+    return score.loss
 
 
 class Clock:
@@ -80,12 +90,13 @@ def surface(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Callable[..., list
     def install(loss: Loss, seconds: float = 0.0) -> list[tuple[PrivateSystem, int]]:
         seen: list[tuple[PrivateSystem, int]] = []
 
-        def fake(stage: Stage, system: PrivateSystem, seed: int) -> float:
-            clock.now += seconds * system.rounds * getattr(system, "local_steps", 1) * (system.cohort or N)
-            seen.append((system, seed))
-            return loss(system, seed)
+        def fake(stage: Stage, systems: Sequence[PrivateSystem], seed: int) -> list[Seen]:
+            for system in systems:
+                clock.now += seconds * system.rounds * getattr(system, "local_steps", 1) * (system.cohort or N)
+                seen.append((system, seed))
+            return [(Score(loss(system, seed), None),) for system in systems]
 
-        monkeypatch.setattr(pilot, "trial", fake)
+        monkeypatch.setattr(pilot, "trials", fake)
         return seen
 
     return install
@@ -139,8 +150,7 @@ def test_the_loss_is_on_public_records_that_nobody_trained_on() -> None:
 
 def moved(stage: Stage, system: PrivateSystem, seed: int) -> torch.Tensor:
     """Return by how much a whole trial moves the model."""
-    model, reached = trained(stage, system, seed)
-    return reached - model.vector()
+    return trained(stage, system, seed, stage.public) - replace_seed(stage.task, seed).model().vector()
 
 
 NOISY: dict[str, tuple[str, dict[str, Any]]] = {
@@ -179,13 +189,13 @@ def test_the_noise_of_a_trial_is_that_of_the_real_problem(kind: str, partition: 
 
 def test_batches_are_sampled_from_as_many_records_as_clients_have(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[tuple[int, ...]] = []
-    true = pilot.StackedClients  # type: ignore[attr-defined]
+    true = trying.StackedClients  # type: ignore[attr-defined]
 
     def watch(model: Any, records: tuple[Records, ...], *args: Any, **options: Any) -> Any:
         held.append(tuple(map(len, records)))
         return true(model, records, *args, **options)
 
-    monkeypatch.setattr(pilot, "StackedClients", watch)
+    monkeypatch.setattr(trying, "StackedClients", watch)
     for name, given in (("dpsgd-fedavg", {"noise_multiplier": 300.0, "epsilon": 0.05}), ("udp", {})):
         of = task(name, rounds=1, partition="dirichlet:0.7", **given)
         stage = Stage(of, time_limit=1.0, on_trial=None)
@@ -360,13 +370,17 @@ def test_a_lucky_trial_does_not_win(surface: Any) -> None:
     assert counts == sorted(counts, reverse=True)
 
 
+def seen(*losses: float) -> list[Seen]:
+    return [(Score(loss, None),) for loss in losses]
+
+
 def test_means_and_errors_of_trials() -> None:
-    some = Trials({"rounds": 3}, [1.0, 2.0, 4.0])
+    some = Trials({"rounds": 3}, seen(1.0, 2.0, 4.0))
     assert some.mean == pytest.approx(7 / 3)
     assert some.error == pytest.approx(math.sqrt(7 / 3) / math.sqrt(3))  # Σ(x − 7/3)² = 14/3
     assert some.to_dict() == {"rounds": 3, "loss": some.mean, "standard_error": some.error, "trials": 3}
-    assert Trials({}, [1.0]).error is None
-    lost = Trials({"rounds": 3}, [1.0, math.inf])
+    assert Trials({}, seen(1.0)).error is None
+    lost = Trials({"rounds": 3}, seen(1.0, math.inf))
     assert lost.to_dict() == {"rounds": 3, "loss": None, "standard_error": None, "trials": 2}
     assert Trials({}).mean == math.inf
 

@@ -12,7 +12,7 @@ import torch
 
 from dpfl.config import Settings, parse
 from dpfl.errors import BadInput
-from dpfl.federation import Federation
+from dpfl.federation import Federation, Records
 from dpfl.planning import PLANNERS, Constants, Facts, Form, Plan, Task, Void, by_bound, make, plan
 from dpfl.planning.ali_dpfl import affordable
 from dpfl.planning.constants import SYMBOLS
@@ -54,7 +54,7 @@ def task(
 
 
 def planned(system: str, *, form: Form = "general", constants: Constants = CONSTANTS, **options: Any) -> Plan:
-    return make(task(system, **options), form=form, constants=constants)
+    return make(task(system, **options), method="bound", form=form, constants=constants)
 
 
 def bound_of(of: Task, form: Form = "general", **numbers: int | None) -> float:
@@ -182,7 +182,8 @@ def test_steps_in_all_do_not_lift_the_limit_on_rounds() -> None:
 def test_fedsgd_dpcs_own_estimates_are_asked_for_by_name() -> None:
     asked = {"epsilon": 2.0, "lr": 0.2, "share": 0.3}
     general, papers = (
-        make(replace(task("fedsgd-dpc", **asked), estimator=estimator)).constants for estimator in ("general", "paper")
+        make(replace(task("fedsgd-dpc", **asked), estimator=estimator), method="bound").constants
+        for estimator in ("general", "paper")
     )
     differs = {name for name in SYMBOLS if getattr(general, name) != getattr(papers, name)}
     assert differs == {"initial_distance", "heterogeneity"}
@@ -544,10 +545,21 @@ def test_given_constants_stand_before_those_that_are_estimated(monkeypatch: pyte
     assert found.best.bound > planned("udp", lr=0.5, clip=0.7).best.bound
 
 
-def test_without_public_records_constants_must_be_given() -> None:
-    planned("udp", lr=0.5, validation_share=0.0)
-    with pytest.raises(BadInput, match=r"^validation_share must leave at least 20 public records to plan with, left 0"):
-        planned("udp", lr=0.5, validation_share=0.0, constants=Constants())
+def test_without_public_records_constants_are_estimated_on_made_up_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = planned("udp", lr=0.5, validation_share=0.0)
+    assert given.constants == CONSTANTS
+    of = task("udp", lr=0.5, validation_share=0.0, epsilon=1.0, share=0.2)
+    found = make(of, method="bound")
+    assert found.constants.source.startswith(f"made-up records in {N} clients")
+    assert not set(found.constants.missing) & set(PLANNERS["udp"].needs)
+    assert 1 <= found.best.rounds <= 12
+    # Clients' own records are not what the constants are of.
+    broken = tuple(Records(torch.full_like(one.x, math.nan), one.y) for one in of.federation.clients)
+    same = make(replace(of, federation=replace(of.federation, clients=broken)), method="bound")
+    assert same.constants == found.constants
+    # And other sizes, which are public, are other constants.
+    fewer = make(task("udp", lr=0.5, validation_share=0.0, epsilon=1.0, share=0.1), method="bound")
+    assert fewer.constants != found.constants
 
 
 def test_a_void_bound_names_the_inequality_for_the_numbers_as_given() -> None:
@@ -589,25 +601,33 @@ def test_systems_that_have_no_bound() -> None:
         Task(parse({"system": "fedavg"}), task("udp").federation)
 
 
-def test_how_a_plan_is_asked_for() -> None:
+def test_how_a_plan_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     of = task("udp", lr=0.5)
-    assert make(of, constants=CONSTANTS).best == planned("udp", lr=0.5).best
-    assert make(of, form="paper", constants=CONSTANTS).best == planned("udp", form="paper", lr=0.5).best
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr("dpfl.planning.plan_by_pilot", lambda of, **options: asked.append(options))
+    make(of, constants=CONSTANTS)
+    make(of, method="pilot", constants=CONSTANTS)
+    assert asked[0] == asked[1]  # a pilot unless a bound is asked for
+    assert asked[0]["chooses"] == ("rounds", "lr", "clip", "noise_multiplier", "averaged")
+    assert make(of, method="bound", constants=CONSTANTS).best == planned("udp", lr=0.5).best
+    paper = make(of, method="bound", form="paper", constants=CONSTANTS)
+    assert paper.best == planned("udp", form="paper", lr=0.5).best
+    assert len(asked) == 2
     with pytest.raises(BadInput, match=r"^method must be one of bound, pilot, was 'guess'"):
         make(of, method="guess")
     with pytest.raises(BadInput, match=r"^form must be one of general, paper, was 'short'"):
         make(of, form="short")
     with pytest.raises(BadInput, match=r"^search must come with a pilot, was \['lr'\] with a bound"):
-        make(of, constants=CONSTANTS, search={"lr": [0.5, 1.0]})
+        make(of, method="bound", constants=CONSTANTS, search={"lr": [0.5, 1.0]})
 
 
 def test_a_plan_from_python() -> None:
     of = task("udp", lr=0.5, epsilon=1.0)
-    options = {"constants": CONSTANTS, "max_rounds": 12, "seed": 1}
+    options = {"method": "bound", "constants": CONSTANTS, "max_rounds": 12, "seed": 1}
     found = plan(of.system, of.federation, **options)
     assert (found.best, found.certificate) == (
         planned("udp", lr=0.5, epsilon=1.0).best,
-        make(of, constants=CONSTANTS).certificate,
+        make(of, method="bound", constants=CONSTANTS).certificate,
     )
     kept = plan(replace(of.system, rounds=3), of.federation, keep=("rounds",), **options)
     assert (kept.best.rounds, kept.options) == (3, {})
@@ -617,8 +637,10 @@ def test_a_plan_from_python() -> None:
     own = plan(of.system, of.federation, module, loss=torch.nn.functional.cross_entropy, **options)
     assert torch.equal(module[1].weight, before)
     assert own.best.bound < found.best.bound  # 640 parameters are noised, not 650
-    with pytest.raises(BadInput, match=r"^keep must be one of rounds, local_steps, cohort, was 'lr'"):
-        plan(of.system, of.federation, keep=("lr",), **options)
+    with pytest.raises(
+        BadInput, match=r"^keep must be one of rounds, local_steps, cohort, lr, clip, noise_multiplier,"
+    ):
+        plan(of.system, of.federation, keep=("epsilon",), **options)
 
 
 def test_all_uploads_may_count_as_overheard() -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint
@@ -13,8 +14,11 @@ from dpfl.config import Settings, parse
 from dpfl.errors import BadInput, BudgetRefused
 from dpfl.federation import Federation
 from dpfl.planning import PLANNERS, Constants, Plan, Task, by_bound, check, make, pilot, recommend
+from dpfl.planning.pilot import Stage
 from dpfl.planning.recommend import RankedSystem, Recommendation
 from dpfl.planning.regret import Check, GridPoint
+from dpfl.planning.trying import Seen
+from dpfl.server.evaluation import Score
 from dpfl.systems import SYSTEMS, PrivateSystem
 from dpfl.systems.registry import GROUP
 from dpfl.training import federation_of
@@ -42,7 +46,7 @@ def task(
 
 
 def planned(of: Task, **options: Any) -> Plan:
-    return make(of, constants=CONSTANTS, **options)
+    return make(of, constants=CONSTANTS, **({"method": "bound"} | options))
 
 
 @dataclass
@@ -61,6 +65,15 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PrivateSystem, int]]:
 
     monkeypatch.setattr(REGRET, "train", train)
     return seen
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, loss: Callable[[PrivateSystem, int], float]) -> None:
+    """Let pilots measure a known loss."""
+
+    def trials(stage: Stage, systems: Sequence[PrivateSystem], seed: int) -> list[Seen]:
+        return [tuple(Score(loss(system, seed), None) for _ in stage.tasks) for system in systems]
+
+    monkeypatch.setattr(pilot, "trials", trials)
 
 
 # Checks.
@@ -98,8 +111,8 @@ def test_what_is_checked_is_the_plan_with_all_that_it_chose(
     runs: list[tuple[PrivateSystem, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A pilot that was asked to try learning rates plans one, and the check has to run with it.
-    monkeypatch.setattr(pilot, "trial", lambda stage, system, seed: abs(system.lr - 0.25) + abs(system.rounds - 4))
-    of = task("udp", lr=0.5)
+    measured(monkeypatch, lambda system, seed: abs(system.lr - 0.25) + abs(system.rounds - 4))
+    of = task("udp", lr=0.5, fixed=("clip", "averaged"))
     plan = planned(of, method="pilot", search={"lr": [0.25, 0.5]}, time_limit=20.0)
     assert plan.system.lr == 0.25
     check(of, plan, seeds=1)
@@ -262,7 +275,7 @@ def test_the_best_comes_first_and_what_cannot_be_planned_last() -> None:
     )
     unranked = lines.index("not ranked")
     assert {line.split(":")[0] for line in lines[unranked + 1 : -2]} == {"- nbafl", "- pe-dpfl", "- lei"}
-    assert lines[-1].startswith("all of this together: ε = 0, since only public records were looked at")
+    assert lines[-1].startswith("all of this together: ε = 0, since of clients nothing was looked at")
     assert plain["neighbours"] == plain["ranking"][0]["neighbours"] == "replace"
     assert plain["together"] == plain["ranking"][0]["together"] == 0.0
     assert plain["ranking"][0]["true_epsilon"] == pytest.approx(3.0, rel=1e-3)
@@ -327,13 +340,13 @@ def test_what_cannot_be_ranked(given: dict[str, Any], options: dict[str, Any], s
 
 @pytest.mark.usefixtures("known")
 def test_pilots_rank_by_what_they_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trial(stage: Any, system: PrivateSystem, seed: int) -> float:
+    def loss(system: PrivateSystem, seed: int) -> float:
         if system.name == "dp-fedavg":
             return math.inf
         base = {"udp": 1.0, "fedsgd-dpc": 1.001, "nbafl": 1.5, "ali-dpfl": 3.0}[system.name]
         return base + 0.1 * abs(math.log(system.lr / 8.0)) + 0.01 * (seed % 2)
 
-    monkeypatch.setattr(pilot, "trial", trial)
+    measured(monkeypatch, loss)
     given = {key: value for key, value in GIVEN.items() if key != "lr"} | {"epsilon": 3.0, "clients": 3}
     found = recommend(given, most_rounds=4, time_limit=60.0)
     assert found.method == "pilot"
@@ -362,7 +375,7 @@ def test_pilots_keep_to_the_time_for_all_of_them(trusted: str, second: str, monk
         return true(of, **options)
 
     monkeypatch.setattr(RECOMMEND, "plan_by_pilot", watched)
-    monkeypatch.setattr(pilot, "trial", lambda stage, system, seed: 1.0)
+    measured(monkeypatch, lambda system, seed: 1.0)
     given = {"epsilon": 3.0, "clients": 3, "seed": 1, "delta": 1e-4, "share": 0.3}
     recommend(given, systems=("udp", second), trusted=trusted, most_rounds=4, time_limit=40.0)
     assert granted

@@ -30,7 +30,7 @@ def trained() -> Run:
 
 @cache
 def planned() -> Plan:
-    return dpfl.plan(dpfl.UDP(epsilon=8, delta=1e-3), dpfl.federate("digits", clients=4, seed=1))
+    return dpfl.plan(dpfl.UDP(epsilon=8, delta=1e-3), dpfl.federate("digits", clients=4, seed=1), method="bound")
 
 
 @cache
