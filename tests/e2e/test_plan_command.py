@@ -143,9 +143,7 @@ def test_every_system_with_a_bound_is_planned(args: tuple[str, ...], folder: Pat
     said = text.stdout.splitlines()
     assert said[0].startswith(f"{args[0]}: {found['rounds']} round")
     assert "predicted certificate, of the run that is planned here" in said
-    assert any(
-        line.startswith("all of this together: ε = 0, since of clients nothing was looked at") for line in said
-    )
+    assert any(line.startswith("all of this together: ε = 0, since of clients nothing was looked at") for line in said)
     assert found["together"] == 0.0
     assert said[-1] == "to run it    dpfl run q/config.toml"
     assert all(f"  - {sentence}" in said for sentence in found["why"])
@@ -175,7 +173,7 @@ def test_a_pilot_a_search_and_a_check(folder: Path) -> None:
         "plan", *command, "--search", "lr=0.25,0.5", "--check", "--seeds", "2", "--out", "p", "--json", cwd=folder
     )
     found = only_json(done)
-    assert "rounds = 1, lr = 0.25, seed 1" in done.stderr.splitlines()  # told on stderr
+    assert "2 candidates with rounds = 1, seed 1" in done.stderr.splitlines()  # told on stderr
     assert found["method"] == "pilot"
     assert found["bound"] is None
     assert {one["lr"] for one in found["tried"]} == {0.25, 0.5}
@@ -223,7 +221,7 @@ def test_without_public_records_a_pilot_makes_some_up(folder: Path) -> None:
     command = ("udp", "--data", "heart", "--delta", "1e-3", "--seed", "1", *FROM_FILE, "--max-rounds", "3")
     done = dpfl("plan", *command, "--time-limit", "2", "--out", "p", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "made-up tasks of this shape, since no records are public" in done.stdout
+    assert "made-up tasks of this shape (no records are public)" in done.stdout
     assert json.loads((folder / "p/plan.json").read_text())["expected"]["made_up"]
     assert dpfl("run", "p/config.toml", "--json", "--out", "r", cwd=folder).returncode == 0
 
@@ -358,7 +356,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += sum(0.02 + 3e-5 * one.rounds * (one.cohort or clients) for one in systems)
         return trials(stage, systems, seed)
 
-    monkeypatch.setattr(planning, "make", lambda task, **options: true(task, **options, time_limit=2.0))
+    monkeypatch.setattr(planning, "make", lambda task, **options: true(task, **options | {"time_limit": 2.0}))
     monkeypatch.setattr(pilot, "trials", counted)
     monkeypatch.setattr(pilot, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 

@@ -339,8 +339,11 @@ class Stage:
                     self._try(fits, seed)
 
     def _try(self, candidates: Sequence[tuple[Options, PrivateSystem[Any]]], seed: int) -> None:
-        for options, _ in candidates if self.on_trial is not None else ():
-            self.on_trial(", ".join(f"{name} = {value}" for name, value in options.items()) + f", seed {seed}")  # type: ignore[misc]
+        if self.on_trial is not None:
+            options = candidates[0][0]
+            alike = self._steps(options) if len(candidates) > 1 else tuple(options.items())
+            many = f"{len(candidates)} candidates with " if len(candidates) > 1 else ""
+            self.on_trial(many + ", ".join(f"{name} = {value}" for name, value in alike) + f", seed {seed}")
         started = time.perf_counter()
         found = trials(self, [system for _, system in candidates], seed)
         each = (time.perf_counter() - started) / len(candidates)
@@ -369,7 +372,7 @@ class Stage:
         except BadInput:
             return None  # such numbers are no options of this system
 
-    def _steps(self, options: Options) -> tuple[object, ...]:
+    def _steps(self, options: Options) -> tuple[tuple[str, Any], ...]:
         """Return all that decides who does what when: candidates that differ in scales alone take the same steps."""
         return tuple((name, value) for name, value in _key(options) if name not in (*SCALES, "averaged"))
 
