@@ -90,7 +90,9 @@ class Recommendation:
 
     def __str__(self) -> str:
         seen = {"server": "the server", "released": "readers of the models"}[self.against]
-        measure = "loss in a pilot on public records" if self.method == "pilot" else "bound on the loss"
+        guessed = any(one.plan is not None and (one.plan.expected or {}).get("made_up") for one in self.ranked)
+        on = "made-up tasks of this shape" if guessed else "public records"
+        measure = f"loss in a pilot on {on}" if self.method == "pilot" else "bound on the loss"
         what = CURRENCIES[self.neighbours]
         lines = [f"ranked by their {measure}, each at a true ε of {self.epsilon:g} against {seen}, {what}", ""]
         for place, one in enumerate((one for one in self.ranked if one.plan is not None), 1):
