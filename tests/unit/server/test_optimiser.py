@@ -131,4 +131,4 @@ def test_nothing_is_averaged_where_the_last_round_is_not_known() -> None:
 def test_bounds_know_plain_averaging_only() -> None:
     digits = dpfl.federate("digits", clients=3, seed=1)
     with pytest.raises(BadInput, match=r"server_optimiser must be plain averaging for the bound of udp, .* pilot"):
-        dpfl.plan(dpfl.UDP(server_momentum=0.5), digits)
+        dpfl.plan(dpfl.UDP(server_momentum=0.5), digits, method="bound")
