@@ -98,7 +98,9 @@ class Plan:
         return html(self)
 
 
-def known_constants(task: Task, model: Model, given: Constants, needs: Sequence[str]) -> Constants:
+def known_constants(
+    task: Task, model: Model, given: Constants, needs: Sequence[str], within: float = math.inf
+) -> Constants:
     """Return the given constants, those that are missing estimated on the public split, or on made-up records."""
     if not set(needs) & set(given.missing):
         return given
@@ -110,16 +112,20 @@ def known_constants(task: Task, model: Model, given: Constants, needs: Sequence[
     )
     order = next(iter(orders_of(task.system, begun(task.system, task.facts(model)), 1).values()))
     found = estimate(
-        model, public.clients, clip=order.clip, streams=streams, source=public.source, estimator=task.estimator
-    )
+        model, public.clients, clip=order.clip, streams=streams, source=public.source, estimator=task.estimator,
+        within=within,
+    )  # fmt: skip
     known = {name: entry for name, entry in given.to_dict().items() if name != "source"}
     return found.overridden(known)
 
 
-def plan_by_bound(task: Task, *, form: Form = "general", constants: Constants | None = None) -> Plan:
+def plan_by_bound(
+    task: Task, *, form: Form = "general", constants: Constants | None = None, within: float = math.inf
+) -> Plan:
     """Choose the numbers at which the bound of the system's paper is least.
 
-    constants: those that are known already; what is missing is estimated on the public split.
+    constants: those that are known already; what is missing is estimated on the public split, or on made-up records.
+    within: so many seconds for the estimates, or BadInput is raised.
     Raises Void (a BadInput) where the bound says nothing for any of the numbers.
     """
     started = time.perf_counter()
@@ -142,7 +148,7 @@ def plan_by_bound(task: Task, *, form: Form = "general", constants: Constants | 
     planner = PLANNERS[task.system.name]
     model = task.model()
     facts = task.facts(model)
-    known = known_constants(task, model, constants or Constants(), planner.needs)
+    known = known_constants(task, model, constants or Constants(), planner.needs, within)
     best, values = search(task, planner, facts, known, form)
     system, bound = task.at(best), values(**best)
     chosen = task.point(system, bound)

@@ -13,6 +13,8 @@ from dpfl.planning.pilot import OnTrial, PilotResult, Trials, pilot
 from dpfl.planning.task import NAMES, PLANNERS, Task
 from dpfl.rehearsal import rehearse
 
+_FOR_THE_BOUND = 0.25  # of the time limit, on top of it: large models' constants take minutes
+
 
 def plan_by_pilot(
     task: Task,
@@ -29,7 +31,7 @@ def plan_by_pilot(
     bound, void = None, f"There is no bound for {task.system.name}: its paper gives none."
     if task.system.name in PLANNERS:
         try:
-            bound = plan_by_bound(task, form=form, constants=constants)
+            bound = plan_by_bound(task, form=form, constants=constants, within=_FOR_THE_BOUND * time_limit)
         except BadInput as refusal:
             void = f"The bound says nothing here: {refusal}."
     answer = None if bound is None else _numbers(task, bound, chooses)

@@ -8,6 +8,7 @@ for the largest and the least); everything else is read at a few models along th
 import copy
 import itertools
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -44,15 +45,16 @@ Estimator = Literal["general", "paper"]  # of Y₀ and Γ
 
 def estimate(
     model: Model, clients: Sequence[Records], *, clip: Clip, streams: Streams, source: str,
-    estimator: Estimator = "general",
+    estimator: Estimator = "general", within: float = math.inf,
 ) -> Constants:  # fmt: skip
     """Estimate every constant for this model, as it stands, from records that are public, synthetic or paid for.
 
     clip: what the system does to gradients; the constants are those of the clipped field (a clip of parameters leaves
         gradients as they are).
     estimator: of Y₀ and Γ. FedSGD-DPC's authors ("paper") read both from models that each client trains alone.
+    within: so many seconds, or BadInput is raised: large models take minutes.
     """
-    probe = _Probe(model, clients, None if isinstance(clip, ModelClip) else clip, streams)
+    probe = _Probe(model, clients, None if isinstance(clip, ModelClip) else clip, streams, within)
     with _threads(1 if probe.model.dim * len(probe.pooled) < _SMALL else torch.get_num_threads()):
         found = _estimated(probe, streams, f"{source}, model {model.name}")
         return found if estimator == "general" else _by_lone_clients(probe, found)
@@ -150,7 +152,10 @@ def _threads(count: int) -> Iterator[None]:
 class _Probe:
     """A model in double precision, with public records in the clients' place."""
 
-    def __init__(self, model: Model, clients: Sequence[Records], clip: Clip, streams: Streams) -> None:
+    def __init__(
+        self, model: Model, clients: Sequence[Records], clip: Clip, streams: Streams, within: float = math.inf
+    ) -> None:
+        self.within, self._began = within, time.perf_counter()
         module = copy.deepcopy(model.module).cpu().double()
         self.model = Model(module, model.loss, classify=model.classify, ridge=model.ridge, name=model.name)
         self.clip, self.rng = clip, streams.public.generator("probe")
@@ -178,12 +183,22 @@ class _Probe:
             lengths = [float(torch.linalg.vector_norm(one, ord=clip.norm)) for one in steepest]
             self.clips_clients = max(lengths) > clip.clip_norm
 
+    def in_time(self) -> None:
+        """Go on, or say that it takes too long."""
+        if time.perf_counter() - self._began > self.within:
+            raise BadInput(
+                f"constants must be given for this model, whose estimates take longer than the {self.within:.0f} s that"
+                " a pilot has for them; give --constants, or plan by --method bound, which waits"
+            )
+
     def loss(self, parameters: Tensor) -> float:
+        self.in_time()
         with torch.no_grad():
             return self.model.mean_loss(self.model.split(parameters), self.pooled.x, self.pooled.y).item()
 
     def field(self, parameters: Tensor, records: Records | None = None) -> Tensor:
         """Return the gradient that training follows: clipped as ordered. Performed by a client, as training is."""
+        self.in_time()
         if records is None and self.clips_clients:  # the mean of what clients clip, not a clipped mean
             parts = [len(one) / len(self.pooled) * self.field(parameters, one) for one in self.clients]
             return torch.stack(parts).sum(0)
@@ -196,7 +211,7 @@ class _Probe:
         )  # fmt: skip
 
     def least(self, start: Tensor, records: Records) -> tuple[Tensor, float]:
-        return _least_loss(self.model, start, records, steps=_SEARCH // self.thrift)
+        return _least_loss(self, start, records, steps=_SEARCH // self.thrift)
 
     def least_loss(self, start: Tensor, records: Records) -> float:
         return self.least(start, records)[1]
@@ -322,13 +337,15 @@ def _along(probe: _Probe, stops: Sequence[Tensor], optimum: Tensor, lowest: floa
 
 
 def _polished(probe: _Probe, start: Tensor) -> Tensor:
-    return _least_loss(probe.model, start, probe.pooled, steps=500)[0]
+    return _least_loss(probe, start, probe.pooled, steps=500)[0]
 
 
-def _least_loss(model: Model, start: Tensor, records: Records, *, steps: int) -> tuple[Tensor, float]:
+def _least_loss(probe: _Probe, start: Tensor, records: Records, *, steps: int) -> tuple[Tensor, float]:
     """Return the model of least loss on these records near `start`, and that loss (L-BFGS)."""
+    model = probe.model
 
     def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        probe.in_time()
         parameters = torch.from_numpy(flat)
         with torch.no_grad():
             height = model.mean_loss(model.split(parameters), records.x, records.y).item()
