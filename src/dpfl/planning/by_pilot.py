@@ -13,7 +13,8 @@ from dpfl.planning.pilot import OnTrial, PilotResult, Trials, pilot
 from dpfl.planning.task import NAMES, PLANNERS, Task
 from dpfl.rehearsal import rehearse
 
-_FOR_THE_BOUND = 0.25  # of the time limit, on top of it: large models' constants take minutes
+# Seconds, and part of the time limit, on top of it: large models' constants take minutes.
+_FOR_THE_BOUND, _PART_FOR_THE_BOUND = 10.0, 0.25
 
 
 def plan_by_pilot(
@@ -31,7 +32,9 @@ def plan_by_pilot(
     bound, void = None, f"There is no bound for {task.system.name}: its paper gives none."
     if task.system.name in PLANNERS:
         try:
-            bound = plan_by_bound(task, form=form, constants=constants, within=_FOR_THE_BOUND * time_limit)
+            bound = plan_by_bound(
+                task, form=form, constants=constants, within=max(_FOR_THE_BOUND, _PART_FOR_THE_BOUND * time_limit)
+            )
         except BadInput as refusal:
             void = f"The bound says nothing here: {refusal}."
     answer = None if bound is None else _numbers(task, bound, chooses)

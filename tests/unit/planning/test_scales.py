@@ -523,5 +523,6 @@ def test_a_bound_expects_nothing() -> None:
 
 def test_a_plan_does_not_wait_for_the_constants_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpfl.planning.by_pilot._FOR_THE_BOUND", 1e-9)
+    monkeypatch.setattr("dpfl.planning.by_pilot._PART_FOR_THE_BOUND", 1e-9)
     found = dpfl.plan(dpfl.UDP(epsilon=1.0, rounds=3), dpfl.federate("heart"), keep=PLANNED, seed=1, time_limit=9.0)
     assert found.why[-1].startswith("The bound says nothing here: constants must be given for this model, whose")
