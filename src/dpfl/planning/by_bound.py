@@ -14,8 +14,7 @@ from dpfl.planning import ali_dpfl
 from dpfl.planning.bounds import Facts, Form, Planner, Void, begun, first_orders, orders_of
 from dpfl.planning.constants import Constants
 from dpfl.planning.estimate_constants import estimate
-from dpfl.planning.made_up import made_up
-from dpfl.planning.public_proxy import has_public, stand_in
+from dpfl.planning.made_up import stand_ins
 from dpfl.planning.search import Numbers, around, least
 from dpfl.planning.task import NAMES, NUMBERS, PLANNERS, Point, Task
 from dpfl.privacy.certificate import Certificate, finite
@@ -105,11 +104,7 @@ def known_constants(
     if not set(needs) & set(given.missing):
         return given
     streams = Streams(task.config.settings.seed)
-    public = (
-        stand_in(task.federation, hold_out=0.0, rng=streams.public.generator("stand-in"))
-        if has_public(task.federation)
-        else made_up(task.federation, streams=streams)[-1]
-    )
+    public = stand_ins(task.federation, hold_out=0.0, streams=streams)[-1]
     order = next(iter(orders_of(task.system, begun(task.system, task.facts(model)), 1).values()))
     found = estimate(
         model, public.clients, clip=order.clip, streams=streams, source=public.source, estimator=task.estimator,

@@ -19,7 +19,7 @@ from scipy.stats import norm
 
 from dpfl.errors import BadInput
 from dpfl.federation import Federation, Records
-from dpfl.planning.public_proxy import StandIn
+from dpfl.planning.public_proxy import StandIn, has_public, stand_in
 from dpfl.streams import Streams
 
 _MOST = 3000  # records of all clients together: noise is what it is for the real number, and more teach a pilot little
@@ -48,6 +48,13 @@ FAMILY = (
     Kind("hard, clients alike", 0.15, None, positive=False),
     Kind("hard, clients unlike", 0.15, 0.3, positive=True),
 )
+
+
+def stand_ins(federation: Federation, *, hold_out: float, streams: Streams) -> tuple[StandIn, ...]:
+    """Return public records in the clients' place where there are enough, as one task, and else made-up tasks."""
+    if has_public(federation):
+        return (stand_in(federation, hold_out=hold_out, rng=streams.public.generator("stand-in")),)
+    return made_up(federation, streams=streams)
 
 
 def made_up(federation: Federation, *, streams: Streams, family: Sequence[Kind] = FAMILY) -> tuple[StandIn, ...]:
@@ -97,7 +104,7 @@ def _classified(
 ) -> tuple[list[Made], Made]:
     means = rng.standard_normal((classes, len(factors)))
     # So far apart are any two of them, about, in deviations within a class: an error for each other class.
-    means *= -2 * norm.ppf(kind.error / (classes - 1)) / math.sqrt(2 * len(factors))
+    means *= -2 * norm.ppf(kind.error / max(1, classes - 1)) / math.sqrt(2 * len(factors))
 
     def draw(shares: NDArray[np.float64], number: int) -> Made:
         y = rng.choice(classes, size=number, p=shares)

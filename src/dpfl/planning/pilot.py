@@ -23,8 +23,8 @@ import torch
 from dpfl.averages import standard_error
 from dpfl.errors import BadInput, require_positive, suggestion
 from dpfl.gradients.capabilities import capabilities_of
-from dpfl.planning.made_up import made_up
-from dpfl.planning.public_proxy import StandIn, has_public, stand_in
+from dpfl.planning.made_up import stand_ins
+from dpfl.planning.public_proxy import StandIn
 from dpfl.planning.search import ladder
 from dpfl.planning.task import SCALES, Task
 from dpfl.planning.trying import Seen, score, trials
@@ -151,9 +151,9 @@ def pilot(
     _require_options(task, search or {}, ranges)
     scales = {name: values for name, values in task.scales(chooses).items() if name not in (search or {})}
     usual = task.usual((*ranges, *scales))
-    # Long trainings cost most and are much like shorter ones with larger steps, from which they are reached below.
     grid: list[Options] = [{}]
     for name, (low, high) in ranges.items():
+        # Long trainings cost most and are much like shorter ones of larger steps, from which they are reached below.
         last = max(low, min(_FEW_ROUNDS, high)) if name == "rounds" and "lr" in scales else high
         grid = [{**one, name: number} for one in grid for number in ladder(low, last, factor=_COARSE)]
     grid = task.with_whole_turns(grid)
@@ -277,14 +277,9 @@ class Stage:
     def __init__(self, task: Task, *, time_limit: float, on_trial: OnTrial | None) -> None:
         self.task, self.on_trial = task, on_trial
         self.began, self.time_limit = time.perf_counter(), time_limit
-        streams = Streams(task.config.settings.seed)
-        if has_public(task.federation):
-            own = stand_in(task.federation, hold_out=0.5, rng=streams.public.generator("stand-in"))
-            self.tasks: tuple[StandIn, ...] = (own,)
-            self.source = own.source
-        else:
-            self.tasks = made_up(task.federation, streams=streams)
-            self.source = f"{len(self.tasks)} made-up tasks of this shape (no records are public)"
+        self.tasks = stand_ins(task.federation, hold_out=0.5, streams=Streams(task.config.settings.seed))
+        many = f"{len(self.tasks)} made-up tasks of this shape (no records are public)"
+        self.source = many if len(self.tasks) > 1 else self.public.source
         self.trials: dict[tuple[tuple[str, Any], ...], Trials] = {}
         self.untried: set[tuple[tuple[str, Any], ...]] = set()
         self.pace = 0.0  # seconds for one client's step, as measured
