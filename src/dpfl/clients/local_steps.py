@@ -6,7 +6,7 @@ it can be recorded (`graphs`).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple
 
 import torch
@@ -211,23 +211,32 @@ def sums_of(
     forgiving: bool = False,
     lengths: list[Tensor] | None = None,
 ) -> Tensor:
-    """Return each client's sum over its records [clients, d], one client's so many at a time: it may exceed the memory.
+    """Return each client's sum over its records [clients, d], so many records at a time: all may exceed the memory.
 
     parameters, counts, clients, bound, powers, careful, forgiving, lengths: as the layers take them.
     """
     shared = parameters[0] if parameters.ndim == 2 and len(parameters) == 1 else parameters
-    if clients > 1 or len(records) <= rows:
+    if len(records) <= rows:
         return layers.sums(
             shared, records.x, records.y, counts, bound, clients, powers=powers, careful=careful, forgiving=forgiving,
             lengths=lengths,
         )  # fmt: skip
-    total = shared.new_zeros(1, len(shared), dtype=torch.float64)
-    for start in range(0, len(records), rows):
-        some = slice(start, start + rows)
-        limit = None if bound is None else (bound[0][some], bound[1])
-        counted, x, y = None if counts is None else counts[some], records.x[some], records.y[some]
-        total += layers.sums(shared, x, y, counted, limit, 1, careful=careful, forgiving=forgiving, lengths=lengths)
-    return total
+    each = len(records) // clients
+    several = max(1, rows // each)  # clients at a time, where there are several
+
+    def sums(start: int, end: int) -> Tensor:
+        some, first = slice(start, end), start // each
+        return sums_of(
+            layers, shared if shared.ndim == 1 else shared[first : first + several],
+            Records(records.x[some], records.y[some]), None if counts is None else counts[some],
+            min(several, clients - first), rows, bound=None if bound is None else (bound[0][some], bound[1]),
+            powers=None if powers is None else lambda: powers()[some], careful=careful, forgiving=forgiving,
+            lengths=lengths,
+        )  # fmt: skip
+
+    size = rows if clients == 1 else several * each
+    parts = (sums(start, start + size) for start in range(0, len(records), size))
+    return torch.cat(list(parts)) if clients > 1 else reduce(torch.add, (part.double() for part in parts))
 
 
 def has_late_noise(order: Order) -> bool:

@@ -150,16 +150,16 @@ class StackedClients:
         chunks = self._chunks(kinds)
         train = partial(self._updates, request)
         parts = list(self._on_chunks(partial(train, careful=False), chunks))
-        if not all(math.isfinite(_health(chunk, part.moved)) for chunk, part in zip(chunks, parts, strict=True)):
+        if not all(math.isfinite(health) for _, health in parts):
             parts = list(self._on_chunks(partial(train, careful=True), chunks))
-        pairs = zip(chunks, (part.moved for part in parts), strict=True)
+        pairs = zip(chunks, (part.moved for part, _ in parts), strict=True)
         found = {client: update for chunk, rows in pairs for client, update in zip(chunk.clients, rows, strict=True)}
         if self.drawn_by == "cohort" and self.streams.fast:
             for kind in kinds:
                 if has_late_noise(kind.order):
                     noises = self._late_noise_each(request, kind)
                     found |= {client: found[client] + one for client, one in zip(kind.clients, noises, strict=True)}
-        told = told_by(chunks, [part.told for part in parts])
+        told = told_by(chunks, [part.told for part, _ in parts])
         return {client: found[client].to(request.broadcast.dtype) for client in request.charged}, told
 
     def _sum(self, request: Request) -> tuple[Tensor, Told]:
@@ -283,16 +283,21 @@ class StackedClients:
         self.streams.secret.seed_device(self._rng, "chunk", **of_cohort(chunk, request))
         return OnDevice(self._rng, self._pool, chunk, len(request.broadcast), roomy=roomy)
 
-    def _updates(self, request: Request, layers: Layered, chunk: Chunk, *, careful: bool) -> Trained:
-        """Return what each client's model has moved by [k, d], with its noise but for what a cohort draws at last."""
-        broadcast, draws = request.broadcast, self._draws(chunk, request)
+    def _updates(self, request: Request, layers: Layered, chunk: Chunk, *, careful: bool) -> tuple[Trained, Tensor]:
+        """Return what each client's model has moved by [k, d], with its noise but for what a cohort draws at last.
+
+        And how that went: a number that is not finite where it must be done again with care.
+        """
+        broadcast, draws = request.broadcast, self._draws(chunk, request, roomy=careful)
         batch = draws.batch if chunk.is_sampled else self._always(chunk)
         steps, columns = self._steps(layers, chunk, careful, request), Columns.of(chunk.table().to(broadcast.device))
         late = isinstance(draws, EachClient) or not has_late_noise(chunk.order)
         with self._randomness(chunk, request):
-            return steps.updates(chunk.order, columns, broadcast, batch, draws.add_noise, late_noise=late)
+            trained = steps.updates(chunk.order, columns, broadcast, batch, draws.add_noise, late_noise=late)
+        health = _health(chunk, trained.moved)
+        return trained, health.masked_fill(draws.cut, torch.nan) if isinstance(draws, OnDevice) else health
 
-    def _draws(self, chunk: Chunk, request: Request) -> Draws:
+    def _draws(self, chunk: Chunk, request: Request, *, roomy: bool) -> Draws:
         """Return who draws for clients that are looked at one by one: the same as where only their sum is formed.
 
         Outside simulations that is each client: what nobody can repeat need not be the same.
@@ -301,7 +306,7 @@ class StackedClients:
             return EachClient(self.streams, self._pool, chunk, request, len(request.broadcast))
         if self._rng is None:
             return OneStream(self.streams, self._pool, chunk, request, len(request.broadcast))
-        draws = self._drawn_on_gpu(chunk, request, roomy=True)
+        draws = self._drawn_on_gpu(chunk, request, roomy=roomy)
         draws.begin(draws.facts.to(request.broadcast.device))
         return draws
 

@@ -10,10 +10,11 @@ from conformance.asking import request, sum_of, uploads_of
 from dpfl.clients import draws
 from dpfl.clients.reference import ReferenceClients
 from dpfl.clients.stacked import StackedClients
+from dpfl.clients.uploads import Separate
 from dpfl.federation import Records
 from dpfl.gradients.capabilities import capabilities_of
 from dpfl.models import Model, build
-from dpfl.orders import ClientClip, Gaussian, Order, Poisson, RecordClip
+from dpfl.orders import ClientClip, Gaussian, Order, Poisson, Question, RecordClip
 from dpfl.precision import products
 from dpfl.privacy.ledger import Charged
 from dpfl.streams import Streams
@@ -128,7 +129,8 @@ def test_trainings_in_turn_are_what_each_is_alone() -> None:
 def test_answers_are_those_of_the_reference_client(name: str) -> None:
     model, records = problem(name)
     moved = {client: 0.1 * torch.randn_like(model.vector()) for client in (0, 1, 3)}
-    asked = (("loss", "curvature"), model.vector(), moved, model.vector() + moved[0])
+    questions: tuple[Question, ...] = ("loss", "curvature", "curvature from the sum")
+    asked = questions, model.vector(), Separate(moved), model.vector() + 0.5 * moved[0]
     with products("float32"):
         ours = StackedClients(model, records, Streams(1), capabilities=capabilities_of(model, records[1])).answer(
             *asked
@@ -147,6 +149,13 @@ def test_a_batch_that_did_not_fit_is_drawn_again_whole(monkeypatch: pytest.Monke
         stacked = StackedClients(model, records, Streams(5), capabilities=capabilities_of(model, records[1]))
         return sum_of(stacked, paid(order), model.vector(), 1, weights)
 
-    whole = sums()
+    def apart() -> torch.Tensor:
+        stacked = StackedClients(model, records, Streams(5), capabilities=capabilities_of(model, records[1]))
+        found = stacked.perform(request(paid(order), model.vector(), 1, separate=True))
+        assert isinstance(found, Separate)
+        return torch.stack(list(found.by_client.values()))
+
+    whole, each = sums(), apart()
     monkeypatch.setattr(draws, "room_for", lambda records, rate: 1)
     assert torch.allclose(sums(), whole, atol=1e-6)
+    assert torch.allclose(apart(), each, atol=1e-6)
