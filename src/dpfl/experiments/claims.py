@@ -2,8 +2,10 @@
 
 A claim names two places (rows or columns that it leaves out are gone through one by one), or a number, and says that
 the first is less than the second, in the words of the paper that it quotes. It held where the difference is more than
-two standard errors, failed where it is that far on the other side, and is open in between. Where a tie is enough
-(`or_equal`), it held where the means say so: no error widens what counts as held.
+two standard errors, failed where it is that far on the other side, and is open in between. Of few repetitions a
+standard error is known badly, so that more of them are asked for: Student's t, as sure as two errors are of a normal
+law. Where a tie is enough (`or_equal`), it held where the means say so: no error widens what counts as held. Of
+several pairs all count that are asked for, trained or not.
 """
 
 import itertools
@@ -12,10 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from scipy import special
+
 from dpfl.options import fit
 
 Verdict = Literal["held", "open", "failed", "not tried"]
-_ERRORS = 2.0  # standard errors that a difference must exceed
+Look = Literal["paper", "ours", "true"]  # under the paper's reading, under ours, and where the promised ε is true
+LOOKS: tuple[Look, ...] = ("paper", "ours", "true")
+_ERRORS = 2.0  # standard errors that a difference must exceed, where they are known exactly
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,7 @@ class Estimate:
     mean: float
     error: float = 0.0
     values: tuple[float, ...] = ()
+    span: tuple[float, float] | None = None  # from where to where the true value may lie, if no error tells
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Estimate":
@@ -59,8 +66,9 @@ class Claim:
     or_equal: bool = False  # whether no difference is enough
     within: float = 0.0  # by how much the first may exceed the second
     most: bool = False  # whether it is to hold in most pairs, not in all
-    of: Literal["value", "best_at"] = "value"  # best_at: the column where a row is best
+    of: Literal["value", "best_at"] = "value"  # best_at: the column where a row is best, or clearly no worse than there
     along: Literal["rows", "columns"] | None = None  # from each to the next, where it is a trend
+    looks: tuple[Look, ...] = LOOKS  # where what it speaks of is the case
 
 
 Side = tuple[str, str] | float  # a row and a column, or a number
@@ -75,29 +83,35 @@ class Judgement:
     verdict: Verdict
     held: int = 0  # pairs in which it held
     failed: int = 0
-    pairs: int = 0
-    compared: tuple[tuple[Side, Side], ...] = ()  # the pairs
-    asked: tuple[tuple[Side, Side], ...] = ()  # with those that something is missing for
-    so_far: bool = False  # whether some of what it is about is not trained yet
+    pairs: int = 0  # that it is about
+    compared: tuple[tuple[Side, Side], ...] = ()  # those of which both sides are trained
 
     def __str__(self) -> str:
-        count = "" if self.pairs <= 1 else f" (in {self.held} of {self.pairs}, failed in {self.failed})"
-        return f"{self.verdict}{' so far' if self.so_far and self.pairs else ''}{count}"
+        left = self.pairs - len(self.compared)
+        count = f" (in {self.held} of {self.pairs}, failed in {self.failed}{f', {left} not tried' if left else ''})"
+        if self.verdict == "not tried":
+            return f"not decided yet{count}" if self.compared else "not tried"
+        return self.verdict + (count if self.pairs > 1 else "")
 
 
 def whole(verdicts: Sequence[Verdict], *, most: bool = False) -> Verdict:
     """Return the verdict of several: held if all held (or most of them), failed if one failed (or most), else open.
 
+    What is not tried counts: where it could still decide, nothing is decided.
+
     >>> whole(["held", "open"]), whole(["held", "failed", "held"]), whole(["held", "failed", "held"], most=True)
     ('open', 'failed', 'held')
+    >>> whole(["held", "not tried"]), whole(["failed", "not tried"]), whole(["held", "held", "not tried"], most=True)
+    ('not tried', 'failed', 'held')
     """
-    tried = [verdict for verdict in verdicts if verdict != "not tried"]
-    held, failed, count = tried.count("held"), tried.count("failed"), len(tried)
-    if not count:
-        return "not tried"
-    if most:
-        return "held" if 2 * held > count else "failed" if 2 * failed > count else "open"
-    return "failed" if failed else "held" if held == count else "open"
+    held, failed, left = (verdicts.count(one) for one in ("held", "failed", "not tried"))
+    enough = len(verdicts) // 2 + 1 if most else len(verdicts)
+    if held >= enough > 0:
+        return "held"
+    if failed >= (enough if most else 1):
+        return "failed"
+    undecided = max(held, failed) + left >= enough if most else left
+    return "not tried" if undecided or not verdicts else "open"
 
 
 def read_claim(table: Mapping[str, Any], rows: Sequence[str], columns: Sequence[str], refuse: Any) -> Claim:
@@ -128,6 +142,9 @@ def read_claim(table: Mapping[str, Any], rows: Sequence[str], columns: Sequence[
         raise refuse("claims", f"tables of {', '.join(field.name for field in fields(Claim))}", sorted(unknown))
     for key in ("says", "quote", "where", "decides"):
         fit(f"claims.{key}", options.get(key, ""), str)
+    options["looks"] = tuple(options.get("looks", LOOKS))
+    if not options["looks"] or not set(options["looks"]) <= set(LOOKS):
+        raise refuse("claims.looks", f"a list of some of {', '.join(LOOKS)}", table["looks"])
     claim = Claim(less=sides["less"], than=sides["than"], **options)
     if claim.along not in (None, "rows", "columns") or claim.of not in ("value", "best_at"):
         raise refuse("claims", "along rows or columns, of value or best_at", table)
@@ -154,31 +171,41 @@ def judge(
     """
 
     def at(row: str, column: str) -> Estimate | None:
-        if row not in rows:  # a smaller scale leaves some out
-            return None
         if column not in ("best", "worst"):
-            return get(row, column) if column in columns else None
+            return get(row, column)
         chosen = _extreme(row, get, columns, lowest=(column == "best") == lower_is_better)
         return None if chosen is None else get(row, chosen)
 
     def best_at(row: str, _: str) -> Estimate | None:
-        return _best_at(row, get, columns, where, lower_is_better=lower_is_better) if row in rows else None
+        return _best_at(row, get, columns, where, lower_is_better=lower_is_better)
 
     def read(place: Place, side: Side) -> Estimate | None:
         if isinstance(side, float):
             return Estimate(side)
         return (printed if place.paper else best_at if claim.of == "best_at" else at)(*side)
 
-    verdicts, compared = [], []
-    asked = tuple(_pairs(claim, rows, columns))
-    for less, than in asked:
-        first, second = read(claim.less, less), read(claim.than, than)
-        if first is not None and second is not None:
+    def is_here(place: Place, side: Side) -> bool:
+        """Tell whether there is such a place: a smaller scale leaves some out, and so may the other reading."""
+        if isinstance(side, float):
+            return True
+        row, column = side
+        here = row in rows and column in (*columns, "best", "worst", *([""] if claim.of == "best_at" else []))
+        return here and (not place.paper or printed(row, column) is not None)
+
+    verdicts: list[Verdict] = []
+    compared = []
+    for less, than in _pairs(claim, rows, columns):
+        if is_here(claim.less, less) and is_here(claim.than, than):
+            first, second = read(claim.less, less), read(claim.than, than)
+            if first is None or second is None:
+                verdicts.append("not tried")
+                continue
             verdicts.append(_verdict(first, second, claim))
             compared.append((less, than))
     held, failed = verdicts.count("held"), verdicts.count("failed")
-    verdict = whole(verdicts, most=claim.most)
-    return Judgement(claim.says, verdict, held, failed, len(verdicts), tuple(compared), asked)
+    return Judgement(
+        claim.says, whole(verdicts, most=claim.most), held, failed, len(verdicts), tuple(compared)
+    )  # fmt: skip
 
 
 def _pairs(claim: Claim, rows: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[Side, Side]]:
@@ -208,10 +235,29 @@ def _verdict(less: Estimate, than: Estimate, claim: Claim) -> Verdict:
     if math.isinf(less.mean) and math.isinf(than.mean):
         return "open"
     margin = than.mean + claim.within - less.mean
-    error = _ERRORS * math.hypot(less.error, than.error)
-    if margin > error or (claim.or_equal and margin >= 0):
+    if claim.or_equal and margin >= 0:
         return "held"
-    return "failed" if margin < -error else "open"
+    if less.span is not None or than.span is not None:
+        (low, high), (from_, to) = (one.span or (one.mean, one.mean) for one in (less, than))
+        return "held" if high < from_ + claim.within else "failed" if low > to + claim.within else "open"
+    error = _sure(less, than)
+    return "held" if margin > error else "failed" if margin < -error else "open"
+
+
+def _sure(first: Estimate, second: Estimate) -> float:
+    """Return by how much two means must differ: so many errors of the difference as Student's t says (Welch).
+
+    >>> few, many = (Estimate(0.0, 1.0, (0.0,) * count) for count in (2, 200))
+    >>> round(_sure(few, few), 2), round(_sure(many, many), 2), _sure(Estimate(0.0, 1.0), Estimate(3.0))
+    (6.4, 2.84, 2.0)
+    """
+    squares = [(one.error**2, len(one.values) - 1) for one in (first, second) if one.error > 0]
+    total = math.fsum(square for square, _ in squares)
+    # An error that is given, and not measured on repetitions, is taken as known.
+    unsure = math.fsum(square**2 / freedom for square, freedom in squares if freedom > 0)
+    if unsure == 0 or total == 0:
+        return _ERRORS * math.sqrt(total)
+    return float(special.stdtrit(total**2 / unsure, special.ndtr(_ERRORS))) * math.sqrt(total)
 
 
 def _extreme(row: str, get: Get, columns: Sequence[str], *, lowest: bool) -> str | None:
@@ -224,20 +270,15 @@ def _extreme(row: str, get: Get, columns: Sequence[str], *, lowest: bool) -> str
 def _best_at(
     row: str, get: Get, columns: Sequence[str], where: Mapping[str, float], *, lower_is_better: bool
 ) -> Estimate | None:
-    """Return where a row is best, with an estimate by leaving out one repetition after the other (jackknife)."""
+    """Return where a row is best, and from where to where it may be: no column there is clearly worse than the best."""
     found = {column: got for column in columns if (got := get(row, column)) is not None}
     if not found or len(found) < len(columns):  # what is not tried could be best
         return None
-    pick = min if lower_is_better else max
+    best = (min if lower_is_better else max)(found, key=lambda column: found[column].mean)
 
-    def best(means: Mapping[str, float]) -> float:
-        return where[pick(means, key=lambda column: means[column])]
+    def is_worse(one: Estimate) -> bool:
+        behind = abs(one.mean - found[best].mean)
+        return behind > _sure(one, found[best])
 
-    def without(one: int) -> float:
-        return best({c: math.fsum(v for i, v in enumerate(got.values) if i != one) for c, got in found.items()})
-
-    count = min(len(got.values) for got in found.values())
-    left_out = [without(one) for one in range(count)] if count > 1 else []
-    middle = math.fsum(left_out) / max(1, count)
-    error = math.sqrt(max(0, count - 1) / max(1, count) * math.fsum((one - middle) ** 2 for one in left_out))
-    return Estimate(best({column: got.mean for column, got in found.items()}), error)
+    perhaps = [where[column] for column, one in found.items() if column == best or not is_worse(one)]
+    return Estimate(where[best], span=(min(perhaps), max(perhaps)))

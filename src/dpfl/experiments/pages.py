@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from dpfl.errors import BadInput
-from dpfl.experiments.claims import Verdict, whole
+from dpfl.experiments.claims import LOOKS, Look, Verdict, whole
 from dpfl.experiments.experiment import Experiment
 from dpfl.experiments.reading import names
-from dpfl.experiments.results import LOOKS, Look, Results, Verdicts
+from dpfl.experiments.results import Results, Verdicts, heading
 from dpfl.experiments.words import markdown, table
 from dpfl.options import read_toml
 
 _HOME = Path(str(files("dpfl.experiments")))
-_FATES: dict[Verdict, str] = {"held": "held", "failed": "failed", "open": "stayed open", "not tried": "not tried yet"}
+_FATES: dict[Verdict, str] = {"held": "held", "failed": "failed", "open": "stayed open", "not tried": "not decided yet"}
 _PROTECTED = {
     ("record", "replace"): "one record, replaced by any other",
     ("record", "add-remove"): "one record, added or removed",
@@ -26,10 +26,12 @@ _INDEX = """# Five papers, what each promises, what holds
 
 Each paper's experiments were carried out as its authors did, as far as that is known (*the paper's reading*), and
 where we would do it another way, that way too (*our reading*). A formula for noise can promise an ε that is not true;
-so the same is asked again with noise for which the promised ε *is* true. A claim is an inequality in the paper's own
-words. It *held* or *failed* by more than two standard errors of what was measured, and is *open* in between. The page
-of each paper has all claims with the words they come from, says under which reading each was tried, and what would
-decide those that failed.
+so all is asked once more with noise for which the promised ε *is* true. Where there are two readings that is done in
+our settings: what differs between the columns is then not the noise alone, and a claim that fails there may fail by our
+settings. A claim is an inequality in the paper's own words. It *held* or *failed* by more than two standard errors of
+what was measured (more where repetitions are few: Student's t), and is *open* in between; where what is not trained yet
+could decide, it is *not decided yet*. The page of each paper has all claims with the words they come from, says under
+which reading each was tried, and what would decide those that failed.
 
 All pages are written by `dpfl reproduce all --scale paper --out docs/results --pages` from the finished cells in
 `cells/`; each table names the command that repeats it. All of it is simulation: nobody's records were protected here.
@@ -68,12 +70,12 @@ def tally(results: Sequence[Results]) -> str:
     if not together:
         return "None of this is a claim of a paper."
     counts = []
-    for look, words in LOOKS.items():
+    for look in LOOKS:
         judged = [[one.by[look].verdict for one in claims if look in one.by] for claims in together.values()]
         fates = Counter(whole(verdicts) for verdicts in judged if verdicts)
         if fates:
             some = [f"{count} {_FATES[fate]}" for fate in _FATES if (count := fates[fate])]
-            counts.append(f"{words} {', '.join(some)}")
+            counts.append(f"{heading(look, [one for one in results if not one.experiment.own])} {', '.join(some)}")
     said = "1 claim is" if len(together) == 1 else f"{len(together)} claims are"
     return f"{said} tested here: {'; '.join(counts)}."
 
@@ -99,12 +101,14 @@ def write_index(results: Sequence[Results], folder: Path) -> Path:
     sections = []
     for paper in dict.fromkeys(one.experiment.paper for one in sorted(results, key=lambda one: one.experiment.own)):
         about, its = _about(paper), [one for one in results if one.experiment.paper == paper]
-        lines = [["claim", *(LOOKS[look] for look in ("paper", "true")), "in plain words"]]
+        looks: tuple[Look, ...] = ("paper", "true")
+        lines = [["claim", *(heading(look, its) for look in looks), "in plain words"]]
         for main in about.get("main", []):
-            verdicts = _main_claim(paper, main, by_name)
-            if verdicts is not None:
-                found = (_of(by_name[main["experiment"]], verdicts, look) for look in ("paper", "true"))
-                lines.append([main["claim"], *found, main["plain"]])
+            named = [main, *main.get("also", [])]
+            judged = [(by_name.get(one["experiment"]), _main_claim(paper, one, by_name)) for one in named]
+            known = [(where, verdicts) for where, verdicts in judged if where is not None and verdicts is not None]
+            if known:
+                lines.append([main["claim"], *(_of(known, look) for look in looks), main["plain"]])
         parts = [f"## [{about['title']}]({paper}.md)", about["promises"].strip()]
         if about["plot"] in by_name:
             parts.append(f"![{by_name[about['plot']].experiment.title}]({about['plot']}.png)")
@@ -116,7 +120,7 @@ def write_index(results: Sequence[Results], folder: Path) -> Path:
     return path
 
 
-def _main_claim(paper: str, main: Mapping[str, str], by_name: Mapping[str, Results]) -> Verdicts | None:
+def _main_claim(paper: str, main: Mapping[str, Any], by_name: Mapping[str, Results]) -> Verdicts | None:
     """Return the verdicts of a claim that a paper's table of main claims names; None where nothing is trained yet."""
     if main["experiment"] not in names():
         raise BadInput(
@@ -134,11 +138,16 @@ def _main_claim(paper: str, main: Mapping[str, str], by_name: Mapping[str, Resul
     return found[main["says"]]
 
 
-def _of(results: Results, verdicts: Verdicts, look: Look) -> str:
-    if look not in verdicts.by:
+def _of(known: Sequence[tuple[Results, Verdicts]], look: Look) -> str:
+    """Return how a claim fared, or several that stand for one together."""
+    judged = [(results.repetitions_at(look), verdicts.by[look]) for results, verdicts in known if look in verdicts.by]
+    if not judged:
         return "–"
-    judgement, times = verdicts.by[look], results.repetitions_at(look)
-    return f"{judgement}{f'; {times} repetitions' if times > 1 and judgement.pairs else ''}"
+    fates = [judgement.verdict for _, judgement in judged]
+    several = f"{whole(fates)} ({fates.count('held')} of {len(fates)} held, {fates.count('failed')} failed)"
+    words = str(judged[0][1]) if len(fates) == 1 else several.replace("not tried (", "not decided yet (")
+    counts = sorted({times for times, judgement in judged if times > 1 and judgement.compared})
+    return f"{words}; {' or '.join(map(str, counts))} repetitions" if counts else words
 
 
 def _about(paper: str) -> dict[str, Any]:

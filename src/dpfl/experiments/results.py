@@ -6,14 +6,14 @@ left open, and said so.
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dpfl import run_folder
 from dpfl.experiments.cells import restored
-from dpfl.experiments.claims import Claim, Estimate, Judgement, Side, judge
+from dpfl.experiments.claims import LOOKS, Claim, Estimate, Judgement, Look, Side, judge
 from dpfl.experiments.experiment import MEASURES, Experiment, Line
 from dpfl.experiments.store import Store
 from dpfl.report.experiment import draw, draw_portraits
@@ -21,12 +21,14 @@ from dpfl.report.experiment import draw, draw_portraits
 LOWER_IS_BETTER = {"loss": True, "accuracy": False, "best_accuracy": False, "site_accuracy": False}
 
 
-Look = Literal["paper", "ours", "true"]  # under the paper's reading, under ours, and where the promised ε is true
-LOOKS: dict[Look, str] = {
-    "paper": "under the paper's reading",
-    "ours": "under our reading",
-    "true": "at true ε",
-}
+def heading(look: Look, results: Sequence["Results"]) -> str:
+    """Return what a look at these results is called: where there are two readings, what is true is asked of ours."""
+    two = any(one.our_reading is not None for one in results)
+    if all(one.experiment.own for one in results):  # which are in no paper
+        first = "the first way" if two else "by the paper's formula"
+        return {"paper": first, "ours": "the second way", "true": f"at true ε{', the second way' if two else ''}"}[look]
+    true = f"at true ε{', in our settings' if two else ''}"
+    return {"paper": "under the paper's reading", "ours": "under our reading", "true": true}[look]
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ class Results:
                 self.portraits.setdefault(row.label, record["portraits"])
             losses = record.get("validation_loss") or [None]
             public = math.inf if None in losses else statistics.fmean(losses)
-            candidates.append((public, len(candidates), choice, record, cell.key))
+            trained = replace(cell, evaluate_every=None).key  # whenever somebody looks at it
+            candidates.append((public, len(candidates), choice, record, trained))
         _, _, choice, record, key = min(candidates)
         values = restored(record, self.experiment.measure_of(row), column.at_round)
         estimate = None if values is None else Estimate.of(values)
@@ -170,15 +173,7 @@ class Results:
             judge(claim, get, rows, columns, lower_is_better=lower, where=where, printed=printed)
             for claim in experiment.claims
         )
-        return [replace(one, so_far=self._is_partial(one, at_true=at_true)) for one in judged]
-
-    def _is_partial(self, judgement: Judgement, *, at_true: bool) -> bool:
-        """Tell whether a place that a claim is about is not trained yet."""
-        sides = [side for pair in judgement.asked for side in pair if not isinstance(side, float)]
-        return any(
-            (place.true_training if at_true else place.training)[0] == ""
-            for row, column in sides for place in self._places_at(row, column)
-        )  # fmt: skip
+        return list(judged)
 
     def _places_at(self, row: str, column: str) -> list[Entry]:
         """Return one place, or all of a row that a claim takes the best or worst of."""
@@ -197,7 +192,7 @@ class Results:
             by["paper"] = self.judgements(at_true=False)
         found = []
         for at, claim in enumerate(self.experiment.claims):
-            its = {look: by[look][at] for look in LOOKS if look in by}
+            its = {look: by[look][at] for look in LOOKS if look in by and look in claim.looks}
             about = (
                 self._about(its, "paper") or (self.our_reading or self)._about(its, "ours") or true._about(its, "true")
             )

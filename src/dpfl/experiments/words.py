@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from dpfl.experiments.claims import Estimate
-from dpfl.experiments.results import LOOKS, Look, Results
+from dpfl.experiments.claims import LOOKS, Estimate, Look
+from dpfl.experiments.results import Results, heading
 from dpfl.rounding import rounded_up
 
 _NO_NOISE = 1e6  # an ε from which on noise is as good as none: how a table writes "without noise"
@@ -22,8 +22,10 @@ def markdown(results: Results, image: str | None = None) -> str:
         if results.drawn:
             parts.append(f"![{title}]({image.removesuffix('.png')}-digits.png)\n")
     headings = ("",) if results.our_reading is None else ("The paper's reading", "Our reading")
-    for heading, reading in zip(headings, results.readings, strict=True):
-        parts += _section(reading, heading)
+    if one.own and results.our_reading is not None:
+        headings = ("The first way", "The second way")
+    for words, reading in zip(headings, results.readings, strict=True):
+        parts += _section(reading, words)
     if one.claims:
         parts += _claims(results)
     return "\n".join(parts)
@@ -37,7 +39,9 @@ def _section(results: Results, heading: str) -> list[str]:
         return [*parts, f"Not tried yet: `{results.command}`.\n"]
     parts.append(_caption(plain))
     if results.left:
-        parts.append(f"{results.left} of {results.asked} places are not tried yet; claims are judged on the others.\n")
+        parts.append(
+            f"{results.left} of {results.asked} places are not tried yet: what they could decide is not decided.\n"
+        )
     if plain["summary"]:
         parts.append(table(_summary(plain)))
     parts.append(table(_places(results)))
@@ -136,14 +140,14 @@ def shown(estimate: Estimate | None) -> str:
 def _claims(results: Results) -> list[str]:
     """Return the table of the claims, and for each that failed under which reading, and what would decide it."""
     found = results.verdicts()
-    looks = list(found[0].by)
-    lines = [["claim", *(LOOKS[look] + _so_often(results, look) for look in looks)]]
+    looks = [look for look in LOOKS if any(look in one.by for one in found)]
+    lines = [["claim", *(heading(look, [results]) + _so_often(results, look) for look in looks)]]
     decisions = []
     for one in found:
         source = f" ({one.claim.where}: “{one.claim.quote}”)" if one.claim.quote else ""
-        lines.append([one.claim.says + source, *(str(one.by[look]) for look in looks)])
+        lines.append([one.claim.says + source, *(str(one.by.get(look, "–")) for look in looks)])
         if one.failed_under and one.claim.decides:
-            under = " and ".join(LOOKS[look] for look in one.failed_under)
+            under = " and ".join(heading(look, [results]) for look in one.failed_under)
             decisions.append(f"- “{one.claim.says}” failed {under}. What would decide it: {one.claim.decides}.\n")
     return [table(lines), *(["".join(decisions)] if decisions else [])]
 

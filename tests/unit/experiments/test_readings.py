@@ -1,5 +1,6 @@
 """An experiment as its paper did it, and as we would: two tables, one set of claims, a verdict for each."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 
 from dpfl.errors import BadInput
 from dpfl.experiments import pages, results
+from dpfl.experiments.claims import Place
 from dpfl.experiments.experiment import Experiment
-from dpfl.experiments.pages import tally, what_is_private, write_page
+from dpfl.experiments.pages import tally, what_is_private, write_index, write_page
 from dpfl.experiments.reading import load
 from dpfl.experiments.results import Results
 from dpfl.experiments.store import Store
@@ -124,7 +126,7 @@ def test_each_reading_has_a_verdict(twice: Experiment, tmp_path: Path) -> None:
     assert {look: one.pairs for look, one in verdicts.by.items()} == {"paper": 2, "ours": 3, "true": 3}
     text = markdown(found)
     readings = "| claim | under the paper's reading (2 repetitions) | under our reading (3 repetitions) |"
-    assert f"{readings} at true ε (3 repetitions) |" in text
+    assert f"{readings} at true ε, in our settings (3 repetitions) |" in text
     assert (
         "“noise costs” failed under the paper's reading. What would decide it: the rate, which is not printed." in text
     )
@@ -148,8 +150,8 @@ def test_a_reading_that_nobody_tried_decides_nothing(twice: Experiment, tmp_path
     assert "Not tried yet: `dpfl reproduce twice --scale paper`." in markdown(found)
     assert "one record, replaced by any other (`udp`)" in what_is_private([found])  # of the other reading
     assert tally([found]) == (
-        "1 claim is tested here: under the paper's reading 1 not tried yet; under our reading 1 held; at true ε 1"
-        " stayed open."
+        "1 claim is tested here: under the paper's reading 1 not decided yet; under our reading 1 held; at true ε, in"
+        " our settings 1 stayed open."
     )
 
 
@@ -162,12 +164,12 @@ def test_a_place_that_is_not_trained_is_left_out_and_said(twice: Experiment, tmp
     partly = Results(twice, store, seed=1)
     assert (found.left, partly.left) == (0, 1)
     (verdicts,) = partly.verdicts()
-    assert {look: (one.pairs, one.so_far) for look, one in verdicts.by.items()} == {
-        "paper": (1, True), "ours": (3, False), "true": (3, False),
+    assert {look: (one.pairs, len(one.compared)) for look, one in verdicts.by.items()} == {
+        "paper": (2, 1), "ours": (3, 3), "true": (3, 3),
     }  # fmt: skip
-    assert " so far" in str(verdicts.by["paper"])
-    assert " so far" not in str(verdicts.by["ours"])
-    assert "1 of 4 places are not tried yet; claims are judged on the others." in markdown(partly)
+    assert str(verdicts.by["paper"]) == "not decided yet (in 0 of 2, failed in 0, 1 not tried)"
+    assert str(verdicts.by["ours"]) == "open (in 0 of 3, failed in 0)"
+    assert "1 of 4 places are not tried yet: what they could decide is not decided." in markdown(partly)
 
 
 def test_a_rows_best_is_not_told_before_all_of_it_is_tried(twice: Experiment, tmp_path: Path) -> None:
@@ -206,11 +208,73 @@ def test_figures_that_are_one_training_are_one_claim(twice: Experiment, tmp_path
     assert tally([*both, filled(elsewhere, tmp_path)]).startswith("2 claims")
 
 
+def test_figures_that_look_at_one_training_at_other_rounds_are_one_claim(twice: Experiment, tmp_path: Path) -> None:
+    seen = alike(twice, tmp_path, TWICE.replace("[{ rounds = 2 }, { rounds = 4 }]", "[{ at_round = 4 }]"), "seen")
+    often = alike(
+        twice, tmp_path, TWICE.replace("[{ rounds = 2 }, { rounds = 4 }]", "[{ at_round = 2 }, { at_round = 4 }]"), "of"
+    )
+    about = []
+    for one in (seen, often):
+        one = replace(
+            one, claims=(replace(one.claims[0], less=Place("much", "4"), than=Place("little", "4")),), ours=None
+        )
+        store = Store(tmp_path / one.name)
+        for job in jobs_of(one, 1):
+            history = [{"round": [2, 4], "loss": [1.0, 2.0]}] * 2
+            store.records[job.cell.key] = record(job.cell.key, [1.0, 2.0], "paper") | {"history": history}
+        about.append(Results(one, store, seed=1).verdicts()[0].about)
+    assert about[0] == about[1]
+
+
+def test_a_claim_may_speak_of_some_looks_alone(twice: Experiment, tmp_path: Path) -> None:
+    text = TWICE.replace("decides =", 'looks = ["paper", "ours"]\ndecides =')
+    found = filled(alike(twice, tmp_path, text, "looked"), tmp_path)
+    (verdicts,) = found.verdicts()
+    assert list(verdicts.by) == ["paper", "ours"]
+    assert "true" not in tally([found])
+    two = text + '\n[[claims]]\nsays = "always"\nless = { row = "much" }\nthan = { row = "little" }\n'
+    shown = markdown(filled(alike(twice, tmp_path, two, "both"), tmp_path))
+    assert (
+        "| noise costs (Sec. 1: “more noise, more loss”) | failed (in 0 of 2, failed in 2) | held (in 3 of 3" in shown
+    )
+    assert [line.endswith("| – |") for line in shown.splitlines() if line.startswith(("| noise", "| always"))] == [
+        True, False,
+    ]  # fmt: skip
+
+
+def test_main_claims_may_stand_for_several(twice: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = alike(
+        twice, tmp_path, TWICE.replace('less = { row = "much" }\nthan = { row = "little" }',
+                                       'less = { row = "little" }\nthan = { row = "much" }'), "other"
+    )  # fmt: skip
+    main = {
+        "claim": "noise costs",
+        "plain": "so it seems",
+        "experiment": "twice",
+        "says": "noise costs",
+        "also": [{"experiment": "other", "says": "noise costs"}],
+    }
+    about = dict.fromkeys(("title", "source", "verdict", "promises", "plot"), "") | {"main": [main]}
+    monkeypatch.setattr(pages, "_about", lambda paper: about)
+    monkeypatch.setattr(pages, "names", lambda: ["twice", "other"])
+    page = write_index([filled(twice, tmp_path), filled(other, tmp_path)], tmp_path).read_text()
+    assert "| claim | under the paper's reading | at true ε, in our settings | in plain words |" in page
+    assert (
+        "| noise costs | failed (1 of 2 held, 1 failed); 2 repetitions | open (0 of 2 held, 0 failed); 3 repetitions |"
+        " so it seems |" in page
+    )
+
+
 def test_panels_of_ours_are_in_no_tally(twice: Experiment, tmp_path: Path) -> None:
     own = filled(alike(twice, tmp_path, "own = true\n" + TWICE, "own"), tmp_path)
     assert tally([own]) == "None of this is a claim of a paper."
     assert tally([own, filled(twice, tmp_path)]).startswith("1 claim ")
-    assert "A panel of ours" in markdown(own)
+    shown = markdown(own)
+    assert "A panel of ours" in shown
+    assert "paper's reading" not in shown  # it has none
+    assert (
+        "| claim | the first way (2 repetitions) | the second way (3 repetitions) | at true ε, the second way" in shown
+    )
 
 
 def test_a_claim_that_failed_must_say_what_would_decide_it(
@@ -237,6 +301,12 @@ def test_a_claim_that_failed_must_say_what_would_decide_it(
         ('reading = "at rate 2"', "reading = 2", "^reading must be a word, was 2"),
         ("columns = [2, 8]", "columns = [3]", "^smoke.columns of experiment 'twice' must be labels among"),
         ('quote = "more noise, more loss"', "quote = 3", "^claims.quote must be a word, was 3"),
+        (
+            'where = "Sec. 1"',
+            'looks = ["theirs"]',
+            "^claims.looks of experiment 'twice' must be a list of some of paper",
+        ),
+        ('where = "Sec. 1"', "looks = []", "^claims.looks of experiment 'twice' must be a list of some of paper"),
     ],
 )
 def test_wrong_readings_are_refused_by_name(tmp_path: Path, old: str, new: str, says: str) -> None:
