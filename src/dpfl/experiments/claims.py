@@ -87,11 +87,20 @@ class Judgement:
     compared: tuple[tuple[Side, Side], ...] = ()  # those of which both sides are trained
 
     def __str__(self) -> str:
-        left = self.pairs - len(self.compared)
-        count = f" (in {self.held} of {self.pairs}, failed in {self.failed}{f', {left} not tried' if left else ''})"
-        if self.verdict == "not tried":
-            return f"not decided yet{count}" if self.compared else "not tried"
-        return self.verdict + (count if self.pairs > 1 else "")
+        return in_words(self.verdict, [self])
+
+
+def in_words(verdict: Verdict, judgements: Sequence[Judgement]) -> str:
+    """Return a verdict on a claim, or on several that stand for one, with the places that it rests on."""
+    pairs, held, failed = (
+        sum(counts) for counts in zip(*((j.pairs, j.held, j.failed) for j in judgements), strict=True)
+    )
+    left = pairs - sum(len(one.compared) for one in judgements)
+    several = f"{len(judgements)} claims: " if len(judgements) > 1 else ""
+    count = f" ({several}in {held} of {pairs}, failed in {failed}{f', {left} not tried' if left else ''})"
+    if verdict == "not tried":
+        return f"not decided yet{count}" if left < pairs else "not tried"
+    return verdict + (count if pairs > 1 else "")
 
 
 def whole(verdicts: Sequence[Verdict], *, most: bool = False) -> Verdict:

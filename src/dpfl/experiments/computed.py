@@ -1,7 +1,8 @@
-"""What an experiment computes and trains nothing for: the moments that stand behind UDP's noise (its Fig. 2).
+"""What an experiment computes and trains nothing for: UDP's moments (its Fig. 2), FedSGD-DPC's closed form (Table I).
 
-q, η, C and |D_i| are those of the config, by which Δ = 2ηC/|D_i| follows as for a training. A table's constants say the
-noise (`noise_std`) and the moment λ (`moment`).
+UDP: q, η, C and |D_i| are those of the config, by which Δ = 2ηC/|D_i| follows as for a training. A table's constants
+say the noise (`noise_std`) and the moment λ (`moment`). FedSGD-DPC: N, R and ε are those of the config; a table's
+constant `c1_by_c2` is C₁/C₂ at ε = 1, which grows as ε².
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +11,9 @@ from typing import TypedDict
 from dpfl.config import Config
 from dpfl.errors import BadInput
 from dpfl.federation import count_of
+from dpfl.planning.fedsgd_dpc import whole_cohort
 from dpfl.privacy.paper_formulas import udp_log_moment, udp_log_moment_bound
+from dpfl.systems.fedsgd_dpc import FedSGDDPC
 from dpfl.systems.udp import UDP
 
 _CONSTANTS = {"noise_std", "moment"}
@@ -44,8 +47,26 @@ def moment_gap(config: Config, constants: Mapping[str, float]) -> float:
     return moment_bound(config, constants) - moment(config, constants)
 
 
+def closed_cohort(config: Config, constants: Mapping[str, float]) -> float:
+    """Return FedSGD-DPC's K* for the config's R, by the closed form and rounded up as in its Table I."""
+    system = config.system
+    if not isinstance(system, FedSGDDPC) or system.mechanism != "laplace" or not isinstance(system.epsilon, float):
+        raise BadInput(
+            "system must be 'fedsgd-dpc' with Laplace noise and one number for epsilon, where its closed form is"
+            f' computed, was {system.name!r}; ask its planner instead (measure = "planned_cohort")'
+        )
+    if constants.keys() != {"c1_by_c2"} or constants["c1_by_c2"] <= 0:
+        raise BadInput(
+            "constants must be c1_by_c2 above 0 where the closed form is computed, were"
+            f" {dict(constants)}; write such as {{ c1_by_c2 = 457.0 }}"
+        )
+    ratio = constants["c1_by_c2"] * system.epsilon**2
+    return float(whole_cohort(c1=ratio, c2=1.0, rounds=system.rounds, clients=count_of(config.settings)))
+
+
 COMPUTED: Mapping[str, Callable[[Config, Mapping[str, float]], float]] = {
     "moment": moment, "swapped_moment": swapped_moment, "moment_bound": moment_bound, "moment_gap": moment_gap,
+    "closed_cohort": closed_cohort,
 }  # fmt: skip
 
 

@@ -35,6 +35,7 @@ MEASURES = {
     "distinctness": "how much what the model takes for each class looks like it (correlation)",
     "planned_rounds": "rounds that the bound chooses",
     "planned_cohort": "clients a round that the bound chooses",
+    "closed_cohort": "clients a round by the closed form, rounded up",
     "bound": "the bound",
     "moment": "logarithm of the divergence, integrated numerically",
     "swapped_moment": "logarithm of the divergence the other way round",

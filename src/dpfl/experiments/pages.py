@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfl.errors import BadInput
-from dpfl.experiments.claims import LOOKS, Look, Verdict, whole
+from dpfl.experiments.claims import LOOKS, Look, Verdict, in_words, whole
 from dpfl.experiments.experiment import Experiment
 from dpfl.experiments.reading import names
 from dpfl.experiments.results import Results, Verdicts, heading
@@ -143,9 +143,8 @@ def _of(known: Sequence[tuple[Results, Verdicts]], look: Look) -> str:
     judged = [(results.repetitions_at(look), verdicts.by[look]) for results, verdicts in known if look in verdicts.by]
     if not judged:
         return "–"
-    fates = [judgement.verdict for _, judgement in judged]
-    several = f"{whole(fates)} ({fates.count('held')} of {len(fates)} held, {fates.count('failed')} failed)"
-    words = str(judged[0][1]) if len(fates) == 1 else several.replace("not tried (", "not decided yet (")
+    judgements = [judgement for _, judgement in judged]
+    words = in_words(whole([one.verdict for one in judgements]), judgements)
     counts = sorted({times for times, judgement in judged if times > 1 and judgement.compared})
     return f"{words}; {' or '.join(map(str, counts))} repetitions" if counts else words
 

@@ -16,7 +16,7 @@ def markdown(results: Results, image: str | None = None) -> str:
     title = f"{one.shows}: {one.title}" if one.shows else one.title
     parts = [f"## {title}\n"]
     if one.own:
-        parts.append("A panel of ours: it is not in the paper, and its claims are in no tally.\n")
+        parts.append("A panel of ours: it is not in the paper, or not so, and its claims are in no tally.\n")
     if image:
         parts.append(f"![{title}]({image})\n")
         if results.drawn:

@@ -98,8 +98,8 @@ def laplace_constants(
 def optimal_rounds(*, gamma: float, c1: float, c2: float, c3: float, cohort: float) -> float:
     """Return R* = √(γ² + (C₁/K + C₃)/(C₂K)) − γ for a given K (equation 6), 0 where training does not pay at all.
 
-    >>> optimal_rounds(gamma=3.36, c1=476, c2=1, c3=157, cohort=5)  # the paper's MNIST at ε = 1
-    4.49...
+    >>> optimal_rounds(gamma=2.85, c1=457, c2=1, c3=152, cohort=5)  # MNIST at ε = 1: 5 in the paper's Table I
+    4.68...
     """
     inside = gamma**2 + (c1 / cohort + c3) / (c2 * cohort)
     return max(0.0, math.sqrt(max(inside, 0.0)) - gamma)
@@ -108,6 +108,15 @@ def optimal_rounds(*, gamma: float, c1: float, c2: float, c3: float, cohort: flo
 def optimal_cohort(*, c1: float, c2: float, rounds: float) -> float:
     """Return K* = √(C₁/C₂)/R for a given R (Section V-B), before it is held to 1 … N and rounded (up, in Table I)."""
     return math.sqrt(c1 / c2) / rounds
+
+
+def whole_cohort(*, c1: float, c2: float, rounds: float, clients: int) -> int:
+    """Return K* for a given R as Table I prints it: rounded up, and held to 1 … N.
+
+    >>> [whole_cohort(c1=457 * epsilon**2, c2=1, rounds=50, clients=10) for epsilon in (1, 5, 10)]  # its MNIST
+    [1, 3, 5]
+    """
+    return min(clients, max(1, math.ceil(optimal_cohort(c1=c1, c2=c2, rounds=rounds))))
 
 
 @dataclass(frozen=True)

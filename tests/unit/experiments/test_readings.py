@@ -260,8 +260,8 @@ def test_main_claims_may_stand_for_several(twice: Experiment, tmp_path: Path, mo
     page = write_index([filled(twice, tmp_path), filled(other, tmp_path)], tmp_path).read_text()
     assert "| claim | under the paper's reading | at true ε, in our settings | in plain words |" in page
     assert (
-        "| noise costs | failed (1 of 2 held, 1 failed); 2 repetitions | open (0 of 2 held, 0 failed); 3 repetitions |"
-        " so it seems |" in page
+        "| noise costs | failed (2 claims: in 2 of 4, failed in 2); 2 repetitions |"
+        " open (2 claims: in 0 of 6, failed in 0); 3 repetitions | so it seems |" in page
     )
 
 
