@@ -2,6 +2,7 @@
 
 import base64
 import math
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ def _panels(plain: Mapping[str, Any]) -> list[_Panel]:
     """Return what stands beside each other: by the formula, under two readings where there are two, and at true ε."""
     second = plain["our_reading"]
     rows, true = plain["rows"], plain["rows"] if second is None else second["rows"]
-    by_formula = "by the paper's formula" if second is None else "the paper's reading, its formula"
-    found = [(by_formula, rows, "ours")]
+    ways = ("the first way", "the second way") if plain["own"] else ("the paper's reading", "our reading")
+    found = [("by the paper's formula" if second is None else f"{ways[0]}, its formula", rows, "ours")]
     if second is not None:
-        found.append(("our reading, its formula", true, "ours"))
+        found.append((f"{ways[1]}, its formula", true, "ours"))
     if all(one["ours"] == one["at_true_epsilon"] for one in true):
         return [("", rows, "ours")] if second is None else _trained(found)
-    return _trained([*found, ("at true ε", true, "at_true_epsilon")])
+    where = "" if second is None else ", the second way" if plain["own"] else ", in our settings"
+    return _trained([*found, (f"at true ε{where}", true, "at_true_epsilon")])
 
 
 def _trained(panels: list[_Panel]) -> list[_Panel]:
@@ -60,7 +62,10 @@ def draw(plain: Mapping[str, Any], path: Path) -> None:
             printed = [(x + shift, one["paper"]) for x, one in zip(xs, found, strict=True) if one["paper"] is not None]
             if printed:
                 between = ":" if numeric else "none"
-                axes.plot(*zip(*printed, strict=True), between, marker="x", markersize=6, linewidth=0.9, color=colour)
+                axes.plot(
+                    *zip(*printed, strict=True), linestyle=between, marker="x", markersize=6, linewidth=0.9,
+                    color=colour,
+                )  # fmt: skip
         if plain["log"]:
             axes.set_yscale("log")
         if plain["log_across"] and numeric:
@@ -72,7 +77,7 @@ def draw(plain: Mapping[str, Any], path: Path) -> None:
         axes.set_xlabel(plain["across"])
         axes.set_title(title, fontsize=10)
         axes.grid(alpha=0.3)
-    beside[0].set_ylabel(plain["measure"])
+    beside[0].set_ylabel(textwrap.fill(plain["measure"], 44))
     crosses = any(one["paper"] is not None for one in every)
     figure.legend(
         *beside[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8,

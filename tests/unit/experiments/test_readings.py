@@ -142,6 +142,32 @@ def test_each_reading_has_a_verdict(twice: Experiment, tmp_path: Path) -> None:
     assert (tmp_path / "twice.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_plots_name_the_readings_and_join_no_names(
+    twice: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = "[printed]\ncells = [[1.0, 2.0], [3.0, 4.0]]\n\n[ours]"
+    named = TWICE.replace(
+        "[{ rounds = 2 }, { rounds = 4 }]", '[{ label = "few", rounds = 2 }, { label = "many", rounds = 4 }]'
+    )
+    drawn: list[Any] = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *args, **named: drawn.append(figure))
+
+    def first(text: str) -> list[str]:
+        text = text.replace("columns = [{ rounds = 2 }, { rounds = 4 }, { rounds = 8 }]\n", "")
+        text = text.replace("[smoke]\ncolumns = [2, 8]\n", "")
+        one = alike(twice, tmp_path, text.replace("[ours]", printed), f"drawn{len(drawn)}")
+        draw(filled(one, tmp_path).to_dict(), tmp_path / "drawn.png")
+        axes = drawn[-1].axes[0]
+        return [line.get_linestyle() for line in axes.lines if line.get_marker() == "x"]
+
+    assert first(TWICE) == [":", ":"]  # a printed curve
+    titles = [axes.get_title() for axes in drawn[-1].axes]
+    assert titles == ["the paper's reading, its formula", "our reading, its formula", "at true ε, in our settings"]
+    assert first(named) == ["None", "None"]  # there is nothing between two names
+    first("own = true\n" + TWICE)
+    assert drawn[-1].axes[0].get_title() == "the first way, its formula"
+
+
 def test_a_reading_that_nobody_tried_decides_nothing(twice: Experiment, tmp_path: Path) -> None:
     found = filled(twice, tmp_path, paper=False)
     assert (found.left, found.is_empty) == (4, False)
