@@ -24,7 +24,8 @@ def softmax(epsilon: float, lr: float, discount: float | None) -> Training:
 
 
 def test_a_larger_budget_gives_a_better_model() -> None:
-    strict, middle, loose = outcomes([mlp(1.0), mlp(4.0), mlp(20.0)])
+    # After twenty rounds ε = 1 and 4 differ by a hundredth in loss (0.728 and 0.720 over six seeds): too little.
+    strict, middle, loose = outcomes([mlp(0.5), mlp(4.0), mlp(20.0)])
     assert clearly_less(loose.loss, middle.loss)
     assert clearly_less(middle.loss, strict.loss)
     assert clearly_less(strict.accuracy, loose.accuracy)
