@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfl import run_folder
-from dpfl.experiments.cells import restored
+from dpfl.experiments.cells import Cell, restored
 from dpfl.experiments.claims import LOOKS, Claim, Estimate, Judgement, Look, Side, judge
 from dpfl.experiments.experiment import MEASURES, Experiment, Line
 from dpfl.experiments.store import Store
@@ -100,7 +100,7 @@ class Results:
         if not all(cell in store for _, cell in cells):
             self.left += 1
             return None, {}, None, ("", None)
-        candidates: list[tuple[float, int, dict[str, Any], dict[str, Any], str]] = []
+        candidates: list[tuple[float, int, dict[str, Any], dict[str, Any], Cell]] = []
         for choice, cell in cells:
             record = store[cell]
             self.dates.add(record["date"])
@@ -113,12 +113,12 @@ class Results:
                 self.portraits.setdefault(row.label, record["portraits"])
             losses = record.get("validation_loss") or [None]
             public = math.inf if None in losses else statistics.fmean(losses)
-            trained = replace(cell, evaluate_every=None).key  # whenever somebody looks at it
-            candidates.append((public, len(candidates), choice, record, trained))
-        _, _, choice, record, key = min(candidates)
+            candidates.append((public, len(candidates), choice, record, cell))
+        _, _, choice, record, best = min(candidates)
+        training = replace(best, evaluate_every=None).key  # the same whenever somebody looks at it
         values = restored(record, self.experiment.measure_of(row), column.at_round)
         estimate = None if values is None else Estimate.of(values)
-        return estimate, choice, record.get("privacy"), (key, column.at_round)
+        return estimate, choice, record.get("privacy"), (training, column.at_round)
 
     @property
     def readings(self) -> "tuple[Results, ...]":
@@ -169,11 +169,10 @@ class Results:
 
         where = {column.label: math.nan if column.x is None else column.x for column in experiment.columns}
         lower = LOWER_IS_BETTER.get(experiment.measure, True)
-        judged = (
+        return [
             judge(claim, get, rows, columns, lower_is_better=lower, where=where, printed=printed)
             for claim in experiment.claims
-        )
-        return list(judged)
+        ]
 
     def _places_at(self, row: str, column: str) -> list[Entry]:
         """Return one place, or all of a row that a claim takes the best or worst of."""

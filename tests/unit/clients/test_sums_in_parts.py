@@ -16,8 +16,8 @@ from grids import each
 EACH = 7  # records of a client
 
 
-def problem(clients: int, models: int) -> tuple[Layered, torch.Tensor, Records]:
-    model = build("femnist-cnn-small", shape=(1, 8, 8), classes=3, rng=Streams(0).public.generator("model"))
+def problem(clients: int, models: int, name: str = "mlp") -> tuple[Layered, torch.Tensor, Records]:
+    model = build(name, shape=(1, 8, 8), classes=3, rng=Streams(0).public.generator("model"))
     source = torch.Generator().manual_seed(0)
     x = torch.randn(clients * EACH, 1, 8, 8, generator=source)
     records = Records(x, torch.randint(0, 3, (len(x),), generator=source))
@@ -29,8 +29,9 @@ def problem(clients: int, models: int) -> tuple[Layered, torch.Tensor, Records]:
 @each("clients, models", [(1, 1), (4, 1), (4, 4)])
 @each("rows", [1, 3, 7, 15])
 @each("clipped", [False, True])
-def test_parts_add_up_to_the_whole(clients: int, models: int, rows: int, clipped: bool) -> None:
-    layers, parameters, records = problem(clients, models)
+@each("name", ["mlp", "femnist-cnn-small"])
+def test_parts_add_up_to_the_whole(clients: int, models: int, rows: int, clipped: bool, name: str) -> None:
+    layers, parameters, records = problem(clients, models, name)
     counts = (torch.arange(len(records)) % 3 > 0).float()  # some only fill a gap
     bound = (torch.linspace(0.1, 2.0, len(records), dtype=torch.float64), 2) if clipped else None
     asked: list[int] = []
@@ -47,12 +48,14 @@ def test_parts_add_up_to_the_whole(clients: int, models: int, rows: int, clipped
         return total, lengths
 
     whole, at_once = found(len(records), None)
-    parts, in_parts = found(rows, measured)
+    parts, in_parts = found(rows, measured if clipped else None)
     assert parts.shape == (clients, layers.model.dim)
     torch.testing.assert_close(parts.double(), whole.double(), rtol=1e-4, atol=1e-5)
     if clipped:
         torch.testing.assert_close(torch.cat(in_parts), torch.cat(at_once), rtol=1e-5, atol=1e-6)
         assert len(in_parts) >= len(records) / rows
+    # The layer that sees the records of the MLP is told how long they are, each part its own.
+    assert bool(asked) == (clipped and name == "mlp")
 
 
 def test_no_pass_holds_more_records_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
