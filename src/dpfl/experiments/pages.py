@@ -31,7 +31,7 @@ our settings: what differs between the columns is then not the noise alone, and 
 settings. A claim is an inequality in the paper's own words. It *held* or *failed* by more than two standard errors of
 what was measured (more where repetitions are few: Student's t), and is *open* in between; where what is not trained yet
 could decide, it is *not decided yet*. The page of each paper has all claims with the words they come from, says under
-which reading each was tried, and what would decide those that failed.
+which reading each was tried, and what would decide those that failed. Claims about the same trainings count once.
 
 All pages are written by `dpfl reproduce all --scale paper --out docs/results --pages` from the finished cells in
 `cells/`; each table names the command that repeats it. All of it is simulation: nobody's records were protected here.

@@ -46,10 +46,11 @@ def draw(plain: Mapping[str, Any], path: Path) -> None:
     figure = Figure(figsize=(width * len(panels) + 1.8, 4.0), layout="constrained")
     FigureCanvasAgg(figure)
     beside = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-    colours = colormaps["viridis" if len(rows) > 10 else "tab10"]
+    scheme = next((name for name, most in (("tab10", 10), ("tab20", 20)) if len(rows) <= most), "viridis")
+    colours = colormaps[scheme]
     for axes, (title, places, key) in zip(beside, panels, strict=True):
         for place, row in enumerate(rows):
-            colour = colours(place / max(1, len(rows) - 1)) if len(rows) > 10 else colours(place)
+            colour = colours(place / (len(rows) - 1) if scheme == "viridis" else place)
             found = [one for one in places if one["row"] == row]
             xs = [one["x"] if numeric else float(columns.index(one["column"])) for one in found]
             shift = 0.0 if numeric else 0.06 * (place - (len(rows) - 1) / 2)
