@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import dpfl
 from dpfl.errors import BadInput
 from dpfl.experiments import cells, keys, results
 from dpfl.experiments.cells import Cell
+from dpfl.experiments.claims import Claim, Place
 from dpfl.experiments.experiment import Experiment, Scale
 from dpfl.experiments.reading import find
 from dpfl.experiments.run import write_pages
@@ -112,6 +114,32 @@ def test_every_number_that_the_readme_says_of_the_papers_stands_in_a_table() -> 
     said = readme[readme.index("## The papers' results, again") : readme.index("## Fast")]
     pages = "\n".join((DOCS / f"{paper}.md").read_text() for paper in PAGES)
     assert untold(said, "\n".join(line for line in pages.splitlines() if line.startswith("|"))) == []
+
+
+def ended_before(experiment: Experiment, claim: Claim, store: Store) -> list[str]:
+    """Return the rows of which a training had ended before the round at which a claim reads its local steps off."""
+    rounds = [int(place.column) for place in (claim.less, claim.than) if place.column is not None]
+    return [
+        row.label
+        for look in claim.looks
+        for reading in (experiment.readings[0 if look == "paper" else -1],)
+        for row in reading.rows
+        for _, cell in reading.cells(row, reading.columns[0], at_true=look == "true", seed=1)
+        if cell in store and min(store[cell]["rounds"]) < max(rounds)
+    ]
+
+
+def test_local_steps_are_read_off_before_any_training_ends() -> None:
+    """The last round takes what is left of the budget: it says nothing of where the number of steps settles."""
+    store = Store(DOCS)
+    read = [one for one in experiments("ali-dpfl") if one.measure == "local_steps"]
+    assert read
+    for one in read:
+        for claim in one.claims:
+            assert ended_before(one, claim, store) == [], f"{one.name}: {claim.says}"
+    (fifth,) = (one for one in read if one.name == "ali-dpfl-fig-4-fifth")
+    late = replace(fifth.claims[0], than=Place(column="150"))
+    assert "Fashion-MNIST, R_s = 158, ε = 2.75" in ended_before(fifth, late, store)
 
 
 # Claims are the papers' own.
