@@ -142,6 +142,18 @@ def test_local_steps_are_read_off_before_any_training_ends() -> None:
     assert "Fashion-MNIST, R_s = 158, ε = 2.75" in ended_before(fifth, late, store)
 
 
+def test_the_true_epsilon_of_ali_dpfl_is_what_it_was_allowed_whatever_a_training_took() -> None:
+    """Its noise and its limit of steps follow from ε alone in these tables, so that one ε is worth one true ε."""
+    store, found = Store(DOCS), dict[tuple[float, str], set[float]]()
+    for experiment in experiments("ali-dpfl"):
+        for job in jobs_of(experiment, 1):
+            if job.cell.config.system.name == "ali-dpfl" and job.cell in store:
+                privacy = store[job.cell]["privacy"]
+                found.setdefault((privacy["claimed"], privacy["calibration"]), set()).add(privacy["true"])
+    assert len(found) > 10
+    assert {key: worth for key, worth in found.items() if len(worth) > 1} == {}
+
+
 # Claims are the papers' own.
 
 
